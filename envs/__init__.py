@@ -1,0 +1,52 @@
+"""The vectorised tasks: `envs.make(env_id, num_envs, device, seed, engine)`. See envs/base.py for the contract."""
+
+import difflib
+import importlib
+import importlib.util
+import inspect
+import sys
+
+from envs.base import VectorEnv
+
+TASKS = {
+    "AllegroKukaRegrasping": "envs.tasks.allegro_kuka:AllegroKukaRegrasping",
+    "Cartpole": "envs.tasks.cartpole:Cartpole",
+    "Moat": "envs.tasks.moat:Moat",
+}
+ENGINES = {"mujoco": "mujoco"}  # name -> the package that it needs
+
+
+def find_class(env_id):
+    """The class behind an env id: a name of TASKS, or `package.module:Class` for a task of your own.
+
+    Raises ValueError with one line that says what would be valid.
+    """
+    if ":" not in env_id and env_id not in TASKS:
+        nearest = difflib.get_close_matches(env_id, TASKS, n=1, cutoff=0.0)[0]
+        raise ValueError(f"did you mean {nearest}? Known: {', '.join(TASKS)}, or package.module:Class")
+    module_name, class_name = TASKS.get(env_id, env_id).split(":", 1)
+    if "" not in sys.path:
+        sys.path.insert(0, "")  # a task of your own is looked up from the working directory
+    try:
+        return getattr(importlib.import_module(module_name), class_name)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"{error}; must be an importable package.module:Class")
+
+
+def find_engine(engine):
+    """The engine that `engine` stands for: "auto" is the fastest one present. Raises ValueError (one line)."""
+    installed = [name for name, package in ENGINES.items() if importlib.util.find_spec(package)]
+    if engine == "auto" and installed:
+        return installed[0]
+    if engine in installed:
+        return engine
+    missing = f"needs the package {ENGINES[engine]}, not installed" if engine in ENGINES else "not available"
+    raise ValueError(f"{missing}; valid here: {', '.join(['auto'] + installed)}")
+
+
+def make(env_id, num_envs, device="cpu", seed=1, engine="auto"):
+    """Make `num_envs` copies of a task on `device`. Raises ValueError for an unknown id or engine."""
+    task = find_class(env_id)
+    if "engine" in inspect.signature(task).parameters:
+        return task(num_envs, device, seed, engine=find_engine(engine))
+    return task(num_envs, device, seed)

@@ -1,0 +1,111 @@
+"""The contract between the learning scripts and every environment (Gymnasium's words, torch tensors)."""
+
+import torch
+
+
+class VectorEnv:
+    """N copies of one task, stepped together, with same-step autoreset.
+
+    A task sets `num_obs`, `num_actions` and `max_episode_steps` and writes the five methods below the line.
+    Shape letters: N num_envs, D num_obs, U num_actions. Every tensor lives on `device`.
+    """
+
+    num_obs: int
+    num_actions: int
+    max_episode_steps: int  # control steps after which an episode is truncated
+    fitness_floor = 1.0  # smallest spread of the objective that counts as a difference (EPO Eq. 3)
+    engine_name = "torch"  # what steps the physics, for the first terminal line
+
+    def __init__(self, num_envs, device, seed):
+        self.num_envs = num_envs
+        self.device = torch.device(device)
+        self.generator = torch.Generator(self.device).manual_seed(seed)
+        self.episode_step = torch.zeros(num_envs, dtype=torch.long, device=self.device)  # decides truncation
+        self.episode_length = torch.zeros(num_envs, dtype=torch.long, device=self.device)
+        self.episode_return = torch.zeros(num_envs, device=self.device)
+
+    def reset(self):
+        """Start a new episode everywhere. Returns obs (N, D) float32."""
+        self._begin_episodes(torch.ones(self.num_envs, dtype=torch.bool, device=self.device))
+        return self.observe()
+
+    def step(self, action):
+        """Advance one control step; finished environments begin their next episode within the step.
+
+        action: (N, U), clamped to [-1, 1]. Returns obs (N, D) float32, reward (N,) float32, terminated (N,) bool,
+        truncated (N,) bool and info with
+            final_obs (N, D)   the observation that ended the step, before any reset: equal to obs where not done
+            episode            done (N,) bool; return, length, objective (N,) float32, of meaning where done
+            metrics            the task's scalars, name -> 0-d tensor or float
+        """
+        self.episode_step += 1
+        self.episode_length += 1
+        reward, terminated, truncated = self.advance(action.clamp(-1.0, 1.0))
+        truncated = (truncated | (self.episode_step >= self.max_episode_steps)) & ~terminated
+        done = terminated | truncated
+        self.episode_return += reward
+        final_obs = self.observe()
+        episode = {
+            "done": done,
+            "return": self.episode_return.clone(),
+            "length": self.episode_length.float(),
+            "objective": self.objective(),
+        }
+        self._begin_episodes(done)
+        info = {"final_obs": final_obs, "episode": episode, "metrics": self.metrics()}
+        return self.observe(), reward, terminated, truncated, info
+
+    def _begin_episodes(self, mask):
+        self.reset_where(mask)
+        self.episode_step.masked_fill_(mask, 0)
+        self.episode_length.masked_fill_(mask, 0)
+        self.episode_return.masked_fill_(mask, 0.0)
+
+    def state_dict(self):
+        """Everything needed to go on exactly: the task's tensors and numbers, counters, generator, physics."""
+        state = {name: getattr(self, name).clone() for name in self._tensor_names()}
+        state["generator"] = self.generator.get_state()
+        return state
+
+    def load_state_dict(self, state):
+        """Restore what `state_dict` returned, in place."""
+        for name in self._tensor_names():
+            getattr(self, name).copy_(state[name])
+        self.generator.set_state(state["generator"])
+
+    def _tensor_names(self):
+        return sorted(name for name, value in vars(self).items() if isinstance(value, torch.Tensor))
+
+    def uniform(self, low, high, *shape):
+        """Uniform numbers in [low, high) from the environment's own generator, shape (N, *shape)."""
+        size = (self.num_envs, *shape)
+        return low + (high - low) * torch.rand(size, generator=self.generator, device=self.device)
+
+    # ---------------------------------------------------------------- what a task writes
+
+    def reset_where(self, mask):
+        """Begin a new episode in the environments of mask (N,) bool; leave all others untouched."""
+        raise NotImplementedError
+
+    def advance(self, action):
+        """One control step. action (N, U) in [-1, 1] -> reward (N,), terminated (N,) bool, truncated (N,) bool.
+
+        `truncated` is for limits of the task's own; the time limit is added by `step`.
+        """
+        raise NotImplementedError
+
+    def observe(self):
+        """The observation (N, D) float32 of the present state. Must not change it."""
+        raise NotImplementedError
+
+    def objective(self):
+        """What the papers plot for the task, (N,) float32; read when an episode ends. Default: the raw return."""
+        return self.episode_return.clone()
+
+    def metrics(self):
+        """The task's own scalars for the log."""
+        return {}
+
+    def render(self, index):
+        """Environment `index` as an (H, W, 3) uint8 image."""
+        raise NotImplementedError

@@ -1,0 +1,217 @@
+"""MuJoCo on CPU threads: `mujoco.rollout` steps all worlds in C++, never a Python loop over environments."""
+
+import ctypes.util
+import importlib
+import os
+import sys
+
+import mujoco
+import numpy as np
+import torch
+from mujoco.rollout import Rollout
+
+STATE = mujoco.mjtState.mjSTATE_FULLPHYSICS.value  # time, qpos, qvel, activations
+CONTROL = mujoco.mjtState.mjSTATE_CTRL.value | mujoco.mjtState.mjSTATE_XFRC_APPLIED.value
+POSE = (  # the sensors of each body: 3 + 4 + 3 + 3 = 13 numbers
+    mujoco.mjtSensor.mjSENS_FRAMEPOS,
+    mujoco.mjtSensor.mjSENS_FRAMEQUAT,
+    mujoco.mjtSensor.mjSENS_FRAMELINVEL,
+    mujoco.mjtSensor.mjSENS_FRAMEANGVEL,
+)
+HUGE = 1e6  # no position, velocity or time of a sound world comes near it, in SI units
+
+
+class MujocoCpu:
+    """N worlds, world i runs models[i % len(models)]. Units SI, world axes, quaternions w, x, y, z.
+
+    Shape letters: N num_envs, B len(bodies). After construction, `step`, `set_state` and `load_state_dict` these are
+    of the present state, float32 on `device`; they are overwritten in place, so clone what must outlive a step:
+        qpos (N, nq), qvel (N, nv)                            joint coordinates and velocities
+        body_pos (N, B, 3), body_quat (N, B, 4)               pose of the body frame
+        body_linvel (N, B, 3), body_angvel (N, B, 3)          velocity of the body frame's origin; angular velocity
+        broken (N,) bool                                      worlds that broke in the last step, see `step`
+    The state itself is kept in float64. A step is a function of state and control alone: nothing is warm-started.
+    """
+
+    name = "mujoco"
+
+    def __init__(self, models, num_envs, substeps, bodies, device):
+        """models: mujoco.MjSpec, without sensors, alike but for numbers (sizes, masses, gains); bodies: their names.
+
+        One control step is `substeps` steps of the models' timestep. An iterable that makes the specs one by one needs
+        far less memory than a list.
+        """
+        self.models = []
+        for spec in models:
+            if not self.models:
+                # mj_step leaves poses one substep old, so they are read by one step of a model without forces and
+                # contacts. Poses and velocities do not depend on sizes and masses: this one model serves all worlds.
+                self._readout_model = _make_readout(spec, bodies)
+            self.models.append(spec.compile())
+        self.num_envs, self.substeps, self.device = num_envs, substeps, torch.device(device)
+        first = self.models[0]
+        self.nq, self.nv, self.nu, self.timestep = first.nq, first.nv, first.nu, first.opt.timestep
+        if len({model.signature for model in self.models}) > 1:  # unchecked in C++, where it would corrupt memory
+            raise ValueError("the models of one engine must be alike but for numbers; these differ in structure")
+        for model in self.models:  # a broken world must stay broken, so that `step` sees it
+            model.opt.disableflags |= mujoco.mjtDisableBit.mjDSBL_AUTORESET.value
+        self._world_models = [self.models[i % len(self.models)] for i in range(num_envs)]
+
+        affinity = getattr(os, "sched_getaffinity", None)  # Linux only
+        self.num_threads = len(affinity(0)) if affinity else os.cpu_count()
+        self._rollout = Rollout(nthread=self.num_threads)
+        self._data = [mujoco.MjData(first) for _ in range(self.num_threads)]
+        self._readout_data = [mujoco.MjData(self._readout_model) for _ in range(self.num_threads)]
+
+        nstate, ncontrol = mujoco.mj_stateSize(first, STATE), mujoco.mj_stateSize(first, CONTROL)
+        self._initial = np.stack([_initial_state(model) for model in self.models])
+        self._state = self._initial[np.arange(num_envs) % len(self.models)]
+        self._trajectory = np.zeros((num_envs, substeps, nstate))
+        self._control = np.zeros((num_envs, substeps, ncontrol))
+        self._ctrl = self._control[:, :, : self.nu]
+        self._xfrc = self._control[:, :, self.nu :].reshape(num_envs, substeps, first.nbody, 6)  # a view
+        self._pushed = False  # whether _xfrc holds anything but zeros
+        self._body_ids = [first.body(name).id for name in bodies]
+        self._sensors = np.zeros((num_envs, 1, self._readout_model.nsensordata))
+
+        # numpy writes, torch reads: on the CPU the same memory, on another device a copy
+        self._host_joints = np.zeros((num_envs, self.nq + self.nv), np.float32)
+        self._host_poses = np.zeros((num_envs, len(bodies), 13), np.float32)
+        self._joints = torch.from_numpy(self._host_joints).to(self.device)
+        self._poses = torch.from_numpy(self._host_poses).to(self.device)
+        self.qpos, self.qvel = self._joints.split([self.nq, self.nv], 1)
+        self.broken = torch.zeros(num_envs, dtype=torch.bool, device=self.device)
+        self.body_pos, self.body_quat, self.body_linvel, self.body_angvel = self._poses.split([3, 4, 3, 3], 2)
+        self._renderer = self._renderer_key = None
+        self._refresh(np.arange(num_envs))
+
+    def step(self, ctrl, xfrc=None):
+        """One control step. ctrl (N, nu) is held for all substeps.
+
+        xfrc (N, B, 6), optional: force (N), then torque (N m), world axes, at the centre of mass of each listed body.
+        A world breaks when its state becomes not a number or huge, or MuJoCo runs out of memory for its contacts. Then
+        `broken` is set until the next step, the world is back in its model's initial state, so that nothing broken is
+        ever read, and the task has to reset it. MuJoCo writes the reason to MUJOCO_LOG.TXT. Raises ValueError for a
+        control that is not finite: that is no matter of physics.
+        """
+        if not ctrl.isfinite().all():
+            raise ValueError(f"controls of {(~ctrl.isfinite().all(1)).sum().item()} worlds are not finite")
+        self._ctrl[:] = ctrl.detach().cpu().numpy()[:, None]
+        if xfrc is not None or self._pushed:
+            self._xfrc[:, :, self._body_ids] = 0.0 if xfrc is None else xfrc.detach().cpu().numpy()[:, None]
+            self._pushed = xfrc is not None
+        self._rollout.rollout(
+            self._world_models,
+            self._data,
+            self._state,
+            self._control,
+            control_spec=CONTROL,
+            skip_checks=True,
+            nstep=self.substeps,
+            state=self._trajectory,
+        )
+        after = self._trajectory[:, -1]
+        broken = self._find_broken(after)
+        self._state[:] = after
+        self._state[broken] = self._initial[np.flatnonzero(broken) % len(self.models)]
+        self.broken.copy_(torch.from_numpy(broken))
+        self._refresh(np.arange(self.num_envs))
+
+    def set_state(self, mask, qpos, qvel):
+        """Put the worlds of mask (N,) bool at qpos (N, nq), qvel (N, nv) and time 0; all others keep every bit."""
+        rows = np.flatnonzero(mask.cpu().numpy())
+        if len(rows) == 0:
+            return
+        self._state[rows] = self._initial[rows % len(self.models)]
+        self._state[rows, 1 : 1 + self.nq] = qpos.detach().cpu().numpy()[rows]
+        self._state[rows, 1 + self.nq : 1 + self.nq + self.nv] = qvel.detach().cpu().numpy()[rows]
+        self._refresh(rows)
+
+    def state_dict(self):
+        """The physics state (N, ...) float64: all that is needed to go on exactly."""
+        return {"state": torch.from_numpy(self._state.copy())}
+
+    def load_state_dict(self, state):
+        """Restore what `state_dict` returned."""
+        self._state[:] = state["state"].cpu().numpy()
+        self._refresh(np.arange(self.num_envs))
+
+    def render(self, index, camera=-1, markers=None, width=640, height=480):
+        """World `index` as an (height, width, 3) uint8 numpy image, off-screen.
+
+        camera: the name of a camera of the model, a mujoco.MjvCamera, or -1 for MuJoCo's free camera.
+        markers: where to draw mocap bodies, name -> position (3,) m.
+        """
+        model = self._world_models[index]
+        key = (index % len(self.models), width, height)
+        if self._renderer_key != key:
+            if self._renderer is not None:
+                self._renderer.close()
+            self._renderer, self._renderer_key = _make_renderer(model, width, height), key
+        data = mujoco.MjData(model)
+        mujoco.mj_setState(model, data, self._state[index], STATE)
+        for name, position in (markers or {}).items():
+            data.mocap_pos[model.body(name).mocapid[0]] = torch.as_tensor(position).cpu().numpy()
+        mujoco.mj_forward(model, data)
+        self._renderer.update_scene(data, camera)
+        return self._renderer.render()
+
+    def _refresh(self, rows):
+        """Bring the tensors of the worlds `rows` up to date with the state."""
+        state = self._state[rows]
+        self._host_joints[rows] = state[:, 1 : 1 + self.nq + self.nv]
+        if self._body_ids:
+            sensors = self._sensors[: len(rows)]
+            self._rollout.rollout(
+                [self._readout_model] * len(rows),
+                self._readout_data,
+                state,
+                skip_checks=True,
+                nstep=1,
+                sensordata=sensors,
+            )
+            self._host_poses[rows] = sensors.reshape(len(rows), -1, 13)
+        if self.device.type != "cpu":
+            self._joints.copy_(torch.from_numpy(self._host_joints))
+            self._poses.copy_(torch.from_numpy(self._host_poses))
+
+    def _find_broken(self, after):
+        """Worlds (N,) bool that broke in the step to `after` (N, nstate): rollout stops their clock, without a word."""
+        late = after[:, 0] < self._state[:, 0] + (self.substeps - 0.5) * self.timestep
+        return late | ~(np.abs(after) < HUGE).all(1)  # written so that nan counts as broken
+
+
+def _make_readout(spec, bodies):
+    """A compiled copy of `spec` that only measures: sensors on `bodies`, nothing that pushes."""
+    spec = spec.copy()
+    for name in bodies:
+        for sensor in POSE:
+            spec.add_sensor(type=sensor, objtype=mujoco.mjtObj.mjOBJ_XBODY, objname=name)
+    model = spec.compile()
+    for name in ("CONSTRAINT", "CONTACT", "ACTUATION", "GRAVITY", "SPRING", "DAMPER", "AUTORESET"):
+        model.opt.disableflags |= getattr(mujoco.mjtDisableBit, "mjDSBL_" + name).value
+    model.opt.integrator = mujoco.mjtIntegrator.mjINT_EULER
+    return model
+
+
+def _initial_state(model):
+    data = mujoco.MjData(model)
+    state = np.zeros(mujoco.mj_stateSize(model, STATE))
+    mujoco.mj_getState(model, data, state, STATE)
+    return state
+
+
+def _make_renderer(model, width, height):
+    """An off-screen renderer; without a display it needs EGL or OSMesa, which are looked for only now."""
+    if not any(name in os.environ for name in ("MUJOCO_GL", "DISPLAY", "WAYLAND_DISPLAY")):
+        for backend, library in (("egl", "EGL"), ("osmesa", "OSMesa")):
+            if ctypes.util.find_library(library):
+                os.environ["MUJOCO_GL"] = backend  # MuJoCo read it when it was imported: have it read again
+                importlib.reload(sys.modules[mujoco.Renderer.__module__].gl_context)
+                break
+    model.vis.global_.offwidth = max(width, model.vis.global_.offwidth)
+    model.vis.global_.offheight = max(height, model.vis.global_.offheight)
+    try:
+        return mujoco.Renderer(model, height, width)
+    except Exception as error:  # each backend fails with a kind of its own
+        raise RuntimeError(f"no OpenGL for off-screen rendering; on Debian: apt-get install libegl1 ({error})")

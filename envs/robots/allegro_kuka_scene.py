@@ -1,0 +1,98 @@
+"""The one-arm scene of the AllegroKuka tasks: KUKA with Allegro hand, a table, one free box and a goal marker."""
+
+import itertools
+
+import mujoco
+import numpy as np
+
+from envs.robots.kuka_allegro import (  # noqa: F401, for tasks: robot and scene under one name
+    DEFAULT_POSE,
+    FINGERTIP_BODIES,
+    FINGERTIP_OFFSETS,
+    JOINT_LOWER,
+    JOINT_NAMES,
+    JOINT_UPPER,
+    PALM_BODY,
+    PALM_OFFSET,
+    add_kuka_allegro,
+)
+
+CONTROL_PERIOD = 0.01667  # s, one control step
+SUBSTEPS = 2  # four hold objects no better
+TIMESTEP = CONTROL_PERIOD / SUBSTEPS
+
+CONTACT_IMPEDANCE = (0.99, 0.99, 0.001, 0.5, 2.0)  # MuJoCo's solimp; halves how far the arm squeezes into an object
+
+TABLE_POS = (0.0, 0.0, 0.38)
+TABLE_SIZE = (0.475, 0.4, 0.3)  # full edges, m; top at z = 0.53
+ROBOT_POS = (0.0, 0.8, 0.0)
+OBJECT_BODY, GOAL_BODY = "object", "goal"
+OBJECT_BASE_SIZE = 0.05  # m, edge of the box of scale 1
+OBJECT_DENSITY = 400.0  # kg / m^3
+OBJECT_START = (0.0, 0.0, 0.63)
+GOAL_RADIUS = 0.01875  # m
+
+
+def object_scales():
+    """Scales of the task's 947 boxes (938 distinct), in multiples of OBJECT_BASE_SIZE along x, y, z: (947, 3).
+
+    Three families, edges in percent, limited in volume. World i uses row i mod 947; the order, that of the published
+    task, is by name and then shuffled once.
+    """
+    small = [100, 50, 66, 75, 90, 110, 125, 150, 175, 200, 250, 300]
+    big = [100, 125, 150, 200, 250, 300, 350]
+    sticks = [100, 50, 75, 200, 300, 400, 500, 600]
+    named = []
+    for family, edges, low, high in (("small", small, 1.0, 2.5), ("big", big, 2.5, 15.0), ("sticks", sticks, 2.5, 6.0)):
+        boxes = []
+        for box in itertools.product(edges, repeat=3):
+            shortest, middle, longest = sorted(box)
+            plate = family != "small" and 3 * shortest <= middle
+            stubby = family == "sticks" and longest <= 3 * middle
+            if low <= np.prod(box) / 1e6 <= high and not plate and not stubby:
+                boxes.append(box)
+        named += [("%03d_cube_%d_%d_%d" % ((i,) + box), box) for i, box in enumerate(boxes)]
+    scales = np.array([box for _, box in sorted(named)]) / 100.0
+    np.random.default_rng(42).shuffle(scales)
+    return scales
+
+
+def build_scene(object_scale=(1.0, 1.0, 1.0)):
+    """The scene with a box of the given scale (3,) as a mujoco.MjSpec.
+
+    nu = 23; qpos (30) is the robot's 23 joints, then the object's position (3) and quaternion (4, wxyz); qvel (29)
+    is 23, then linear (world axes) and angular (body axes) velocity of the object.
+    """
+    spec = mujoco.MjSpec()
+    spec.option.timestep = TIMESTEP
+    spec.option.integrator = mujoco.mjtIntegrator.mjINT_IMPLICITFAST
+    spec.option.iterations = 20  # two on average; a cap for the worst world of a batch
+    # A cube held in the air for 2 s slips 3 mm with an elliptic cone, 0.3 mm with impratio 10 too, 0.06 mm with the
+    # stiffer contacts too; with MuJoCo's defaults it is lost. None of this costs time.
+    spec.option.cone = mujoco.mjtCone.mjCONE_ELLIPTIC
+    spec.option.impratio = 10.0
+    spec.default.geom.solimp = CONTACT_IMPEDANCE
+    spec.visual.global_.offwidth, spec.visual.global_.offheight = 640, 480
+
+    world = spec.worldbody
+    world.add_geom(name="ground", type=mujoco.mjtGeom.mjGEOM_PLANE, size=(3, 3, 0.1), rgba=(0.55, 0.6, 0.65, 1))
+    world.add_geom(
+        name="table", type=mujoco.mjtGeom.mjGEOM_BOX, pos=TABLE_POS, size=np.array(TABLE_SIZE) / 2,
+        rgba=(0.7, 0.6, 0.5, 1),
+    )  # fmt: skip
+    add_kuka_allegro(spec, ROBOT_POS)
+
+    body = world.add_body(name=OBJECT_BODY, pos=OBJECT_START)
+    body.add_freejoint(name="object")  # undamped: a free joint's damping would brake the fall as well
+    half_edges = 0.5 * OBJECT_BASE_SIZE * np.asarray(object_scale)
+    body.add_geom(
+        name="object", type=mujoco.mjtGeom.mjGEOM_BOX, size=half_edges, density=OBJECT_DENSITY, rgba=(0.2, 0.5, 0.9, 1)
+    )
+    # Drawn only; whoever renders says where.
+    goal = world.add_body(name=GOAL_BODY, mocap=True, pos=(0, 0, 0.9))
+    goal.add_geom(
+        type=mujoco.mjtGeom.mjGEOM_SPHERE, size=(GOAL_RADIUS, 0, 0), rgba=(0.2, 0.8, 0.3, 1), contype=0, conaffinity=0
+    )
+    world.add_light(pos=(1, -1, 3), dir=(-0.3, 0.3, -1), castshadow=True)
+    world.add_camera(name="overview", pos=(0.95, -0.85, 1.15), xyaxes=(0.76, 0.65, 0, -0.235, 0.275, 0.93))
+    return spec

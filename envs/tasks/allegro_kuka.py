@@ -1,0 +1,367 @@
+"""AllegroKuka: a KUKA arm with an Allegro hand lifts an object from a table and brings it to a goal, again and again.
+
+One file: what the tasks of the family share (`AllegroKukaBase`) and what a task adds (`AllegroKukaRegrasping`).
+Shape letters: N num_envs, B bodies, F fingertips (4), K keypoints. Metres, seconds, radians; world z points up.
+Quaternions are w, x, y, z everywhere but in the observation, where they are x, y, z, w.
+"""
+
+import numpy as np
+import torch
+
+from envs.base import VectorEnv
+from envs.engines import make_engine
+from envs.robots import allegro_kuka_scene as scene
+
+NUM_ARM, NUM_JOINTS = 7, 23
+PALM, FINGERTIPS, OBJECT = 0, slice(1, 5), 5  # places in the engine's body list
+ARM_SPEED = 10.0  # 1/s: an action of 1 moves an arm target by 10 * 0.01667 rad per step
+RESET_NOISE = 0.1  # share of the uniform draw in a start pose
+RESET_VELOCITY = 0.5  # rad/s
+
+START_RANGE = (0.1, 0.1, 0.02)  # of the object's centre about scene.OBJECT_START
+TABLE_TOP, START_CLEARANCE = scene.TABLE_POS[2] + scene.TABLE_SIZE[2] / 2.0, 0.005  # m
+FALL_HEIGHT = 0.1  # m: below it the object is lost
+GOAL_LOW, GOAL_HIGH = (-0.4, 0.0, 0.68), (0.4, 0.35, 1.05)
+KEYPOINT_SCALE = 1.5
+
+LIFT_OFFSET, LIFT_THRESHOLD = 0.05 - scene.OBJECT_START[2], 0.15  # lifted: centre 0.20 m above the table top
+NEAR_FACTOR = 1.5  # near the goal: keypoint distance <= 1.5 * tolerance
+MAX_SUCCESSES = 50
+TOLERANCE_START, TOLERANCE_TARGET, TOLERANCE_FACTOR = 0.075, 0.01, 0.9  # m, m, -
+TOLERANCE_INTERVAL, TOLERANCE_SUCCESSES = 3000, 3.0  # control steps of the vectorised environment, mean successes
+
+PUSH_FORCE = 2.0 * 0.15  # N, standard deviation per axis: 2 m/s^2 times the mass of the first object, for all objects
+PUSH_PROBABILITY = (0.001, 0.1)  # per step, drawn log-uniformly for an episode
+PUSH_DECAY = 0.99 ** (scene.CONTROL_PERIOD / 0.08)  # per step
+
+
+def rotate(quaternion, vector):
+    """Turn vector (..., 3) by quaternion (..., 4) w, x, y, z."""
+    w = quaternion[..., :1]
+    xyz, vector = torch.broadcast_tensors(quaternion[..., 1:], vector)
+    twice = 2.0 * torch.linalg.cross(xyz, vector)
+    return vector + w * twice + torch.linalg.cross(xyz, twice)
+
+
+def half_height(quaternion, edges):
+    """From the centre of a turned box to its lowest corner (m). quaternion (N, 4), edges (N, 3) m -> (N,)."""
+    w, x, y, z = quaternion.unbind(1)
+    up = torch.stack([2.0 * (x * z - w * y), 2.0 * (y * z + w * x), 1.0 - 2.0 * (x * x + y * y)], 1)  # box axes' z
+    return (up.abs() * edges).sum(1) / 2.0
+
+
+def drive_targets(target, action, lower, upper):
+    """Next joint targets (rad). target, action (N, 23), limits (23,) -> (N, 23).
+
+    The arm is relative, and to the last target rather than to the measured angle; the hand is absolute.
+    """
+    arm = target[:, :NUM_ARM] + ARM_SPEED * scene.CONTROL_PERIOD * action[:, :NUM_ARM]
+    hand = lower[NUM_ARM:] + (action[:, NUM_ARM:] + 1.0) * (upper - lower)[NUM_ARM:] / 2.0
+    return torch.cat([arm, hand], 1).clamp(lower, upper)
+
+
+def next_push(force, probability, dice, noise):
+    """The push on the object (N, in its own frame) fades; now and then a new one replaces it.
+
+    force, noise (N, 3), the latter standard normal; probability, dice (N,), the latter in [0, 1) -> (N, 3)
+    """
+    return torch.where((dice < probability)[:, None], PUSH_FORCE * noise, PUSH_DECAY * force)
+
+
+def reward_terms(
+    height, fingertip_distance, keypoint_distance, joint_velocity,
+    lifted, closest_fingertip, closest_keypoint, tolerance, success_steps,
+):  # fmt: skip
+    """The reward of one control step, term by term, and what it makes of the memories.
+
+    height            z of the object's centre (N,) m
+    *_distance        fingertips to the object's centre (N, F); farthest keypoint to its goal (N,), m
+    joint_velocity    (N, 23) rad/s
+    lifted, closest_* the memories before the step: (N,) bool, (N, F) m, (N,) m
+    tolerance         0-d, m
+    Returns terms: name -> (N,); near (N,) bool; and lifted, closest_fingertip, closest_keypoint after the step.
+    """
+    lift = height + LIFT_OFFSET
+    now_lifted = lifted | (lift > LIFT_THRESHOLD)
+    near = keypoint_distance <= NEAR_FACTOR * tolerance
+    # only a new record pays, so that nothing is earned by moving to and fro
+    fingertip_progress = (closest_fingertip - fingertip_distance).clamp(0.0, 10.0).sum(1)
+    keypoint_progress = (closest_keypoint - keypoint_distance).clamp(0.0, 100.0)
+    speed = joint_velocity.abs()
+    terms = {
+        "lift": 20.0 * lift.clamp(0.0, 0.5) * ~now_lifted,
+        "lift_bonus": 300.0 * (now_lifted & ~lifted),
+        "fingertip": 50.0 * fingertip_progress * ~now_lifted,
+        "keypoint": 200.0 * keypoint_progress * now_lifted,
+        "goal": 1000.0 / success_steps * near,
+        "arm_speed": -0.003 * speed[:, :NUM_ARM].sum(1),
+        "hand_speed": -0.0003 * speed[:, NUM_ARM:].sum(1),
+    }
+    # records also fall while their term is masked: what was gained then is not paid later
+    closest_fingertip = torch.minimum(closest_fingertip, fingertip_distance)
+    closest_keypoint = torch.minimum(closest_keypoint, keypoint_distance)
+    return terms, near, now_lifted, closest_fingertip, closest_keypoint
+
+
+class AllegroKukaBase(VectorEnv):
+    """What the tasks of the family share. Observation (93 + 6K), see `observe`; action (23): 7 arm, 16 hand joints.
+
+    A task sets the constants below and writes `draw_goal` and `begin_next_goal`. A goal is reached after
+    `success_steps` steps near it; then the next one begins in the same episode and its clock restarts. The episode
+    terminates when the object falls (or the physics breaks), and is truncated `max_episode_steps` after the last
+    success or at 50 successes.
+    Objective: successes in the episode.
+    """
+
+    num_actions = NUM_JOINTS
+    success_steps: int
+    keypoint_pattern: tuple  # K corners (+-1, +-1, +-1) of the object's keypoint box; (0, 0, 0) is its centre
+
+    def __init__(self, num_envs, device, seed, engine="mujoco"):
+        super().__init__(num_envs, device, seed)
+        self.num_obs = 93 + 6 * len(self.keypoint_pattern)
+        scales = scene.object_scales()
+        models = (scene.build_scene(scale) for scale in scales[:num_envs])
+        bodies = [scene.PALM_BODY, *scene.FINGERTIP_BODIES, scene.OBJECT_BODY]
+        self.engine = make_engine(engine, models, num_envs, scene.SUBSTEPS, bodies, self.device)
+        self.engine_name = self.engine.name
+
+        def tensor(values):
+            return torch.as_tensor(values, dtype=torch.float32, device=self.device)
+
+        def zeros(*shape, dtype=torch.float32):
+            return torch.zeros(num_envs, *shape, dtype=dtype, device=self.device)
+
+        self.joint_default = tensor(scene.DEFAULT_POSE)
+        self.joint_lower, self.joint_upper = tensor(scene.JOINT_LOWER), tensor(scene.JOINT_UPPER)
+        self.palm_offset, self.fingertip_offsets = tensor(scene.PALM_OFFSET), tensor(scene.FINGERTIP_OFFSETS)
+        self.object_start, self.start_range = tensor(scene.OBJECT_START), tensor(START_RANGE)
+        self.goal_low, self.goal_high = tensor(GOAL_LOW), tensor(GOAL_HIGH)
+        self.object_scale = tensor(scales[np.arange(num_envs) % len(scales)])  # (N, 3), fixed
+        keypoint_box = KEYPOINT_SCALE * scene.OBJECT_BASE_SIZE / 2.0 * self.object_scale
+        self.keypoint_offsets = tensor(self.keypoint_pattern) * keypoint_box[:, None]  # (N, K, 3), object's frame
+
+        self.target = zeros(NUM_JOINTS)  # rad
+        self.push_force = zeros(3)  # N, object's frame
+        self.push_probability = zeros()
+        self.goal = zeros(7)  # position, quaternion
+        self.lifted = zeros(dtype=torch.bool)
+        self.closest_fingertip = zeros(4)  # smallest distance since the object was placed, m
+        self.closest_keypoint = zeros()  # smallest distance since the goal was set, m
+        self.near_steps = zeros(dtype=torch.long)  # since the goal was set, not necessarily in a row
+        self.successes = zeros()
+        self.finished_successes = zeros()  # successes of the last finished episode
+        self.last_reward = zeros()
+        self.tolerance = tensor(TOLERANCE_START)
+        self.tolerance_age = torch.tensor(0, device=self.device)  # control steps since the last change
+        self.nan_worlds = torch.tensor(0, device=self.device)  # how often the physics broke so far
+        self.step_metrics = {}
+
+    # ---------------------------------------------------------------- what a task writes
+
+    def draw_goal(self):
+        """A goal for every environment: position and quaternion (N, 7)."""
+        raise NotImplementedError
+
+    def begin_next_goal(self, mask):
+        """After a success: the next goal in the environments of mask (N,) bool, others untouched."""
+        raise NotImplementedError
+
+    # ---------------------------------------------------------------- one control step
+
+    def advance(self, action):
+        self.target = drive_targets(self.target, action, self.joint_lower, self.joint_upper)
+        self.engine.step(self.target, self.push())
+        self.update_tolerance()
+        fingertip_distance, keypoint_distance = self.distances()
+        terms, near, self.lifted, self.closest_fingertip, self.closest_keypoint = reward_terms(
+            self.engine.body_pos[:, OBJECT, 2],
+            fingertip_distance,
+            keypoint_distance,
+            self.engine.qvel[:, :NUM_JOINTS],
+            self.lifted,
+            self.closest_fingertip,
+            self.closest_keypoint,
+            self.tolerance,
+            self.success_steps,
+        )
+        broken = self.engine.broken  # these were put somewhere else: the episode ends and earns nothing
+        self.nan_worlds = self.nan_worlds + broken.sum()
+        terms = {name: value.masked_fill(broken, 0.0) for name, value in terms.items()}
+        reward = torch.stack(list(terms.values())).sum(0)
+        self.last_reward = 0.01 * reward
+
+        self.near_steps = self.near_steps + (near & ~broken)
+        success = self.near_steps >= self.success_steps
+        self.successes = self.successes + success
+        self.episode_step.masked_fill_(success, 0)  # the clock runs per goal
+        terminated = broken | (self.engine.body_pos[:, OBJECT, 2] < FALL_HEIGHT)
+        truncated = self.successes >= MAX_SUCCESSES
+        done = terminated | truncated | (self.episode_step >= self.max_episode_steps)
+        self.finished_successes = torch.where(done, self.successes, self.finished_successes)
+        self.record_metrics(terms, fingertip_distance)
+        # a finished environment keeps its last state, which the caller observes before the reset
+        self.begin_next_goal(success & ~done)
+        return reward, terminated, truncated
+
+    def push(self):
+        """Draw this step's push. Returns forces and torques on the bodies in world axes (N, B, 6)."""
+        dice = self.uniform(0.0, 1.0)
+        self.push_force = next_push(self.push_force, self.push_probability, dice, self.normal(3))
+        wrench = torch.zeros(self.num_envs, OBJECT + 1, 6, device=self.device)
+        wrench[:, OBJECT, :3] = rotate(self.engine.body_quat[:, OBJECT], self.push_force)
+        return wrench
+
+    def normal(self, *shape):
+        """Standard normal numbers from the environment's own generator, shape (N, *shape)."""
+        return torch.randn(self.num_envs, *shape, generator=self.generator, device=self.device)
+
+    def update_tolerance(self):
+        """Curriculum: a smaller goal zone once the finished episodes show that the present one is mastered."""
+        self.tolerance_age = self.tolerance_age + 1
+        mastered = self.finished_successes.mean() >= TOLERANCE_SUCCESSES
+        ready = mastered & (self.tolerance_age >= TOLERANCE_INTERVAL)
+        smaller = (TOLERANCE_FACTOR * self.tolerance).clamp(min=TOLERANCE_TARGET)
+        self.tolerance = torch.where(ready, smaller, self.tolerance)
+        self.tolerance_age = self.tolerance_age * ~ready
+
+    # ---------------------------------------------------------------- measurements
+
+    def fingertips(self):
+        """Fingertip points (N, F, 3) m."""
+        offset = rotate(self.engine.body_quat[:, FINGERTIPS], self.fingertip_offsets)
+        return self.engine.body_pos[:, FINGERTIPS] + offset
+
+    def keypoints(self):
+        """Keypoints of the object and of the goal, each (N, K, 3) m."""
+        body_pos, body_quat = self.engine.body_pos[:, OBJECT], self.engine.body_quat[:, OBJECT]
+        of_object = body_pos[:, None] + rotate(body_quat[:, None], self.keypoint_offsets)
+        of_goal = self.goal[:, None, :3] + rotate(self.goal[:, None, 3:], self.keypoint_offsets)
+        return of_object, of_goal
+
+    def distances(self):
+        """Fingertips to the object's centre (N, F) and the farthest keypoint to its goal (N,), m."""
+        fingertip_distance = (self.fingertips() - self.engine.body_pos[:, OBJECT, None]).norm(dim=2)
+        of_object, of_goal = self.keypoints()
+        return fingertip_distance, (of_object - of_goal).norm(dim=2).amax(1)
+
+    def observe(self):
+        """The observation (N, 93 + 6K), clamped to +-10; positions in world axes."""
+        engine = self.engine
+        middle, span = (self.joint_upper + self.joint_lower) / 2.0, self.joint_upper - self.joint_lower
+        palm = engine.body_pos[:, PALM] + rotate(engine.body_quat[:, PALM], self.palm_offset)
+        of_object, of_goal = self.keypoints()
+        obs = [
+            2.0 * (engine.qpos[:, :NUM_JOINTS] - middle) / span,
+            engine.qvel[:, :NUM_JOINTS],
+            palm,
+            *self.body_motion(PALM),
+            *self.body_motion(OBJECT),
+            (self.fingertips() - palm[:, None]).flatten(1),
+            (of_object - palm[:, None]).flatten(1),
+            (of_object - of_goal).flatten(1),
+            self.object_scale,
+            self.closest_keypoint[:, None],
+            self.closest_fingertip,
+            self.lifted[:, None],
+            (self.episode_step[:, None] / 10.0).log1p(),
+            self.successes[:, None].log1p(),
+            self.last_reward[:, None],
+        ]
+        return torch.cat(obs, 1).clamp(-10.0, 10.0)
+
+    def body_motion(self, body):
+        """Quaternion x, y, z, w (N, 4), linear and angular velocity (N, 3) in world axes."""
+        return (
+            self.engine.body_quat[:, body].roll(-1, 1),
+            self.engine.body_linvel[:, body],
+            self.engine.body_angvel[:, body],
+        )
+
+    # ---------------------------------------------------------------- resets
+
+    def reset_where(self, mask):
+        anywhere = self.uniform(self.joint_lower, self.joint_upper, NUM_JOINTS)
+        pose = (1.0 - RESET_NOISE) * self.joint_default + RESET_NOISE * anywhere
+        pose = pose.clamp(self.joint_lower, self.joint_upper)  # the thumb's default lies outside its limits
+        velocity = self.uniform(-RESET_VELOCITY, RESET_VELOCITY, NUM_JOINTS)
+        low, high = PUSH_PROBABILITY
+        probability = low * (high / low) ** self.uniform(0.0, 1.0)
+        self.target = torch.where(mask[:, None], pose, self.target)
+        self.push_probability = torch.where(mask, probability, self.push_probability)
+        self.push_force = self.push_force.masked_fill(mask[:, None], 0.0)
+        self.successes = self.successes.masked_fill(mask, 0.0)
+        self.last_reward = self.last_reward.masked_fill(mask, 0.0)
+        self.place_object(mask, pose, velocity)
+        self.set_goal(mask)
+
+    def place_object(self, mask, joint_pos, joint_vel):
+        """Put the object above the table at random, at rest, and the joints (N, 23) where given."""
+        position = self.object_start + self.start_range * self.uniform(-1.0, 1.0, 3)
+        quaternion = torch.nn.functional.normalize(self.normal(4))  # uniform over all rotations
+        lowest = TABLE_TOP + START_CLEARANCE + half_height(quaternion, scene.OBJECT_BASE_SIZE * self.object_scale)
+        position[:, 2] = torch.maximum(position[:, 2], lowest)  # else long objects would start inside the table
+        at_rest = torch.zeros(self.num_envs, 6, device=self.device)
+        qpos, qvel = torch.cat([joint_pos, position, quaternion], 1), torch.cat([joint_vel, at_rest], 1)
+        self.engine.set_state(mask, qpos, qvel)
+        self.lifted = self.lifted & ~mask
+        fingertip_distance, _ = self.distances()
+        self.closest_fingertip = torch.where(mask[:, None], fingertip_distance, self.closest_fingertip)
+
+    def set_goal(self, mask):
+        """Draw a new goal; progress towards it counts from the present state."""
+        self.goal = torch.where(mask[:, None], self.draw_goal(), self.goal)
+        self.near_steps = self.near_steps.masked_fill(mask, 0)
+        _, keypoint_distance = self.distances()
+        self.closest_keypoint = torch.where(mask, keypoint_distance, self.closest_keypoint)
+
+    # ---------------------------------------------------------------- score, log, checkpoint
+
+    def objective(self):
+        return self.successes.clone()
+
+    def record_metrics(self, terms, fingertip_distance):
+        progress = (TOLERANCE_START - self.tolerance) / (TOLERANCE_START - TOLERANCE_TARGET)
+        weight = torch.where(self.tolerance > TOLERANCE_TARGET, 0.01, 1.0)  # first narrow the zone, then score
+        successes = self.finished_successes.mean()
+        self.step_metrics = {
+            "success_tolerance": self.tolerance,
+            "successes": successes,
+            "true_objective": progress + weight * successes,
+            "fingertip_distance": fingertip_distance.mean(),
+            "lifted": self.lifted.float().mean(),
+            "nan_worlds": self.nan_worlds.clone(),
+        }
+        for name, value in terms.items():
+            self.step_metrics["reward_" + name] = value.mean()
+
+    def metrics(self):
+        return self.step_metrics
+
+    def state_dict(self):
+        return {**super().state_dict(), "engine": self.engine.state_dict()}
+
+    def load_state_dict(self, state):
+        super().load_state_dict(state)
+        self.engine.load_state_dict(state["engine"])
+
+    def render(self, index):
+        return self.engine.render(index, camera="overview", markers={scene.GOAL_BODY: self.goal[index, :3]})
+
+
+class AllegroKukaRegrasping(AllegroKukaBase):
+    """Lift the object and hold its centre at a point in the air; after every success it lies on the table again."""
+
+    max_episode_steps = 400  # since the last success
+    success_steps = 30
+    keypoint_pattern = ((0.0, 0.0, 0.0),)
+
+    def draw_goal(self):
+        position = self.uniform(self.goal_low, self.goal_high, 3)
+        upright = torch.zeros(self.num_envs, 4, device=self.device)
+        upright[:, 0] = 1.0  # one keypoint at the centre: orientation does not matter
+        return torch.cat([position, upright], 1)
+
+    def begin_next_goal(self, mask):
+        self.place_object(mask, self.engine.qpos[:, :NUM_JOINTS], self.engine.qvel[:, :NUM_JOINTS])
+        self.set_goal(mask)

@@ -1,0 +1,61 @@
+"""Moat: a toy on which a minute's run shows when a population helps. Pure torch, no physics engine."""
+
+import torch
+
+from envs.base import VectorEnv
+
+PLATEAU_STARTS = (0.75, 1.45, 2.25, 3.15, 4.15)  # along p0; each plateau is 0.5 wide, ditches lie between them
+PLATEAU_VALUES = (1.0, 2.0, 4.0, 8.0, 16.0)
+PLATEAU_WIDTH = 0.5
+
+
+def moat_value(position):
+    """Worth of a position (N, 4) -> (N,): stairs along p0 with a ditch before every step, fading with |p1..p3|."""
+    x = position[:, 0]
+    value = x.clamp(-1.0, PLATEAU_STARTS[0])
+    for start, worth in zip(PLATEAU_STARTS, PLATEAU_VALUES):
+        value = torch.where(x >= start, torch.full_like(x, worth), value)
+        value = torch.where(x > start + PLATEAU_WIDTH, torch.full_like(x, -0.5 * worth), value)
+    return value * torch.exp(-position[:, 1:].square().sum(1))
+
+
+class Moat(VectorEnv):
+    """A point with inertia in 4 dimensions. Observation (9): position, 3 x velocity, time. Action (4): push.
+
+    Reward 0.1 value - 0.01 mean(action^2). Episodes of exactly 128 steps, truncated.
+    Objective: max(value, 0) at the last step, at most 16.
+    """
+
+    num_obs, num_actions, max_episode_steps = 9, 4, 128
+
+    def __init__(self, num_envs, device, seed):
+        super().__init__(num_envs, device, seed)
+        self.position = torch.zeros(num_envs, 4, device=self.device)
+        self.velocity = torch.zeros(num_envs, 4, device=self.device)
+        golden = torch.arange(num_envs, dtype=torch.float64, device=self.device) * 0.6180339887498949 % 1.0
+        self.phase = (golden * self.max_episode_steps).long()  # even over all environments and over any block of them
+
+    def reset(self):
+        obs = super().reset()
+        self.episode_step.copy_(self.phase)  # spread over the episode, so that resets are not in phase
+        obs[:, 8] = self.observe()[:, 8]
+        return obs
+
+    def reset_where(self, mask):
+        noise = torch.randn(self.num_envs, 4, generator=self.generator, device=self.device)
+        self.position = torch.where(mask[:, None], 0.1 * noise, self.position)
+        self.velocity = torch.where(mask[:, None], torch.zeros_like(noise), self.velocity)
+
+    def advance(self, action):
+        self.velocity = 0.85 * self.velocity + 0.02 * action
+        self.position = self.position + self.velocity
+        reward = 0.1 * moat_value(self.position) - 0.01 * action.square().mean(1)
+        never = torch.zeros(self.num_envs, dtype=torch.bool, device=self.device)
+        return reward, never, never
+
+    def observe(self):
+        time = 2.0 * self.episode_step[:, None] / self.max_episode_steps - 1.0
+        return torch.cat([self.position, 3.0 * self.velocity, time], 1)
+
+    def objective(self):
+        return moat_value(self.position).clamp(min=0.0)

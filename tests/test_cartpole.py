@@ -1,0 +1,139 @@
+"""Cartpole: the numbers of the task, by hand."""
+
+import math
+
+import pytest
+import torch
+
+import envs
+
+
+def make(num_envs=4, seed=1):
+    env = envs.make("Cartpole", num_envs, seed=seed)
+    env.reset()
+    return env
+
+
+def put(env, position=0.0, velocity=0.0, angle=0.0, angular_velocity=0.0):
+    """The same state in every environment."""
+    qpos, qvel = torch.zeros(env.num_envs, 2), torch.zeros(env.num_envs, 2)
+    qpos[:, 0], qpos[:, 1], qvel[:, 0], qvel[:, 1] = position, angle, velocity, angular_velocity
+    env.engine.set_state(torch.ones(env.num_envs, dtype=torch.bool), qpos, qvel)
+
+
+def energy(env):
+    """Kinetic + potential energy (N,) of cart (1 kg) and pole (1 kg, centre 0.47 m above the hinge), in J."""
+    position, velocity, angle, spin = env.observe().double().unbind(1)
+    kinetic = velocity**2 + 0.5 * (0.083633 + 0.47**2) * spin**2 - 0.47 * angle.cos() * velocity * spin
+    return kinetic + 9.81 * 0.47 * angle.cos()
+
+
+def test_contract():
+    env = envs.make("Cartpole", 3)
+    assert (env.num_obs, env.num_actions, env.max_episode_steps, env.engine_name) == (4, 1, 500, "mujoco")
+    obs = env.reset()
+    assert obs.shape == (3, 4) and obs.dtype == torch.float32
+    obs, reward, terminated, truncated, info = env.step(torch.zeros(3, 1))
+    assert obs.shape == (3, 4) and reward.shape == (3,) and reward.dtype == torch.float32
+    assert terminated.dtype == truncated.dtype == torch.bool
+    assert torch.equal(info["final_obs"], obs)
+
+
+def test_initial_states_fill_their_ranges():
+    obs = envs.make("Cartpole", 2000).reset()
+    limits = torch.tensor([0.1, 0.25, 0.1, 0.25])
+    assert (obs.abs() <= limits).all()
+    assert (obs.amax(0) > 0.95 * limits).all() and (obs.amin(0) < -0.95 * limits).all()
+    assert (obs.mean(0).abs() < 0.05 * limits).all()
+    assert torch.corrcoef(obs.T).fill_diagonal_(0.0).abs().max() < 0.1
+
+
+def test_reward_by_hand():
+    env = make(1)
+    put(env, velocity=1.5, angle=0.4, angular_velocity=-2.0)
+    obs, reward, terminated, _, _ = env.step(torch.zeros(1, 1))
+    _, velocity, angle, spin = obs[0].tolist()
+    assert abs(angle - (0.4 - 2.0 * 0.0166)) < 2e-3  # observed after the step, not before
+    assert abs(reward.item() - (1.0 - angle**2 - 0.01 * abs(velocity) - 0.005 * abs(spin))) < 1e-6
+    assert not terminated.any()
+
+
+@pytest.mark.parametrize("side", [-1.0, 1.0])
+@pytest.mark.parametrize("inside, outside", [
+    (dict(position=2.9, velocity=1.0), dict(position=2.99, velocity=2.0)),
+    (dict(angle=1.5, angular_velocity=1.0), dict(angle=1.56, angular_velocity=2.0)),
+])  # fmt: skip
+def test_termination_at_every_limit(side, inside, outside):
+    env = make(2)
+    put(env, **{name: side * value for name, value in inside.items()})
+    _, reward, terminated, truncated, _ = env.step(torch.zeros(2, 1))
+    assert not terminated.any() and not truncated.any() and (reward > -2.0).all()
+    put(env, **{name: side * value for name, value in outside.items()})
+    obs, reward, terminated, truncated, info = env.step(torch.zeros(2, 1))
+    assert terminated.all() and not truncated.any() and (reward == -2.0).all()
+    final = info["final_obs"][:, [0, 2]].abs()
+    assert ((final[:, 0] > 3.0) | (final[:, 1] > 0.5 * math.pi)).all()
+    assert (obs.abs() <= torch.tensor([0.1, 0.25, 0.1, 0.25])).all()  # already the next episode
+    assert info["episode"]["done"].all() and (info["episode"]["length"] == 2.0).all()
+    assert torch.equal(info["episode"]["objective"], info["episode"]["return"])
+
+
+def test_time_limit_truncates_at_500_steps():
+    env = make(2)
+    for step in range(1, 501):
+        put(env)  # upright: the episode goes on
+        _, _, terminated, truncated, info = env.step(torch.zeros(2, 1))
+        assert not terminated.any() and truncated.all() == (step == 500)
+    assert (info["episode"]["length"] == 500.0).all() and abs(info["episode"]["return"][0] - 500.0) < 1e-2
+
+
+def test_autoreset_touches_only_the_finished():
+    env = make(3)
+    env.engine.set_state(torch.tensor([False, True, False]), torch.tensor([[3.5, 0.0]] * 3), torch.zeros(3, 2))
+    obs, _, terminated, _, info = env.step(torch.zeros(3, 1))
+    assert terminated.tolist() == [False, True, False]
+    assert torch.equal(obs[[0, 2]], info["final_obs"][[0, 2]]) and info["final_obs"][1, 0] > 3.0
+    assert abs(obs[1, 0]) <= 0.1 and env.episode_step.tolist() == [1, 0, 1]
+
+
+def test_force_is_400_newton_along_the_action():
+    env = make(3)
+    put(env)
+    env.step(torch.tensor([[0.5], [-0.5], [7.0]]))  # the last one is clamped to 1
+    velocity, spin = env.observe()[:, 1], env.observe()[:, 3]
+    # (2 kg) a - 0.47 alpha = F and 0.47 a = (I + 0.47^2) alpha, at angle 0
+    inertia = 0.083633 + 0.47**2
+    expected = 0.0166 * 200.0 / (2.0 - 0.47**2 / inertia)
+    torch.testing.assert_close(velocity, expected * torch.tensor([1.0, -1.0, 2.0]), rtol=0.03, atol=0.0)
+    assert spin.sign().tolist() == [1.0, -1.0, 1.0]  # the pole is left behind: positive angle leans to -y
+
+
+def test_energy_is_conserved_without_a_force():
+    env = make(16)
+    put(env, velocity=0.3, angle=torch.linspace(-1.0, 1.0, 16), angular_velocity=0.5)
+    start = energy(env)
+    for _ in range(120):  # 2 s; the engine alone, so that fallen poles swing on
+        env.engine.step(torch.zeros(16, 1))
+    assert env.engine.qpos[:, 1].abs().max() > math.pi  # they did fall
+    torch.testing.assert_close(energy(env), start, rtol=1e-4, atol=0.0)
+
+
+def test_state_dict_continues_exactly():
+    env, other = make(8, seed=1), make(8, seed=2)
+    actions = torch.rand(80, 8, 1, generator=torch.Generator().manual_seed(0)) * 2 - 1
+    for action in actions[:20]:
+        env.step(action)
+    other.load_state_dict(env.state_dict())
+    for action in actions[20:]:
+        a, b = env.step(action), other.step(action)
+        assert all(torch.equal(x, y) for x, y in zip(a[:4], b[:4]))
+    assert env.episode_length.min() < 60  # resets happened, from the same random numbers
+
+
+def test_render():
+    env = make(2)
+    try:
+        image = env.render(1)
+    except RuntimeError as error:
+        pytest.skip(str(error))
+    assert image.shape == (480, 640, 3) and image.dtype.name == "uint8" and image.std() > 1.0

@@ -1,0 +1,220 @@
+"""The CPU engine: a step is a function of the state, what tasks read is fresh, worlds do not disturb each other."""
+
+import os
+
+import mujoco
+import numpy as np
+import pytest
+import torch
+
+from envs.engines import make_engine
+
+BODIES = ["box", "lower", "upper"]
+GEOM, JOINT = mujoco.mjtGeom, mujoco.mjtJoint
+
+
+def make_spec(size=0.1):
+    """A free box above a plane, and a two-link arm with a motor on each joint. nq 9, nv 8, nu 2."""
+    spec = mujoco.MjSpec()
+    spec.option.timestep = 0.005
+    spec.worldbody.add_geom(type=GEOM.mjGEOM_PLANE, size=[5, 5, 0.1])
+    box = spec.worldbody.add_body(name="box", pos=[0, 0, 0.5])
+    box.add_freejoint()
+    box.add_geom(type=GEOM.mjGEOM_BOX, size=[size] * 3, pos=[0.02, 0, 0])  # centre of mass beside the frame's origin
+    lower = spec.worldbody.add_body(name="lower", pos=[0, 2, 1])
+    upper = lower.add_body(name="upper", pos=[0.3, 0, 0])
+    for body, axis in ((lower, [0, 0, 1]), (upper, [0, 1, 0])):
+        body.add_joint(name=body.name, type=JOINT.mjJNT_HINGE, axis=axis, damping=0.1)
+        body.add_geom(type=GEOM.mjGEOM_CAPSULE, fromto=[0, 0, 0, 0.3, 0, 0], size=[0.03, 0, 0])
+        motor = spec.add_actuator(name=body.name, target=body.name, trntype=mujoco.mjtTrn.mjTRN_JOINT)
+        motor.gear[0] = 5.0
+    return spec
+
+
+def make(num_envs=6, substeps=3, sizes=(0.1,), bodies=BODIES):
+    return make_engine("mujoco", [make_spec(size) for size in sizes], num_envs, substeps, bodies, "cpu")
+
+
+def controls(engine, steps, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.rand(steps, engine.num_envs, engine.nu, generator=generator) * 2 - 1
+
+
+def run(engine, ctrl):
+    for c in ctrl:
+        engine.step(c)
+    return engine.state_dict()["state"]
+
+
+def settle(engine):
+    """Drop the boxes, each with a spin of its own, and wait until they touch the plane."""
+    qvel = torch.zeros(engine.num_envs, engine.nv)
+    qvel[:, 3:6] = torch.randn(engine.num_envs, 3, generator=torch.Generator().manual_seed(1))
+    engine.set_state(torch.ones(engine.num_envs, dtype=torch.bool), engine.qpos.clone(), qvel)
+    run(engine, controls(engine, 25))
+    assert (engine.body_pos[:, 0, 2] < 0.25).all()
+
+
+def reference(engine, world):
+    """MuJoCo's own MjData at the world's present state."""
+    model = engine.models[world % len(engine.models)]
+    data = mujoco.MjData(model)
+    state = engine.state_dict()["state"][world].numpy()
+    mujoco.mj_setState(model, data, state, mujoco.mjtState.mjSTATE_FULLPHYSICS)
+    mujoco.mj_forward(model, data)
+    return model, data
+
+
+def assert_fresh(engine):
+    for world in range(engine.num_envs):
+        model, data = reference(engine, world)
+        np.testing.assert_allclose(engine.qpos[world], data.qpos, atol=1e-6)
+        np.testing.assert_allclose(engine.qvel[world], data.qvel, atol=1e-5)
+        for i, name in enumerate(BODIES):
+            body = model.body(name).id
+            np.testing.assert_allclose(engine.body_pos[world, i], data.xpos[body], atol=1e-6)
+            np.testing.assert_allclose(engine.body_quat[world, i], data.xquat[body], atol=1e-6)
+            velocity = np.zeros(6)  # angular, then linear
+            mujoco.mj_objectVelocity(model, data, mujoco.mjtObj.mjOBJ_XBODY, body, velocity, 0)
+            np.testing.assert_allclose(engine.body_angvel[world, i], velocity[:3], atol=1e-5)
+            np.testing.assert_allclose(engine.body_linvel[world, i], velocity[3:], atol=1e-5)
+
+
+def test_attributes_and_shapes():
+    engine = make()
+    assert (engine.name, engine.nq, engine.nv, engine.nu, engine.num_envs) == ("mujoco", 9, 8, 2, 6)
+    assert engine.timestep == 0.005 and engine.num_threads >= 1
+    assert engine.qpos.shape == (6, 9) and engine.qvel.shape == (6, 8)
+    assert engine.body_pos.shape == engine.body_linvel.shape == engine.body_angvel.shape == (6, 3, 3)
+    assert engine.body_quat.shape == (6, 3, 4) and engine.body_quat.dtype == torch.float32
+
+
+def test_same_state_and_controls_give_the_same_bits_with_any_number_of_threads(monkeypatch):
+    ctrl = controls(make(40), 60)
+
+    def trajectory(threads, num_envs):
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(threads), raising=False)
+        engine = make(num_envs, sizes=(0.1, 0.15))
+        assert engine.num_threads == threads
+        return run(engine, ctrl[:, :num_envs])
+
+    three = trajectory(3, 40)
+    assert torch.equal(three, trajectory(1, 40))
+    assert torch.equal(three[:6], trajectory(2, 6))  # other chunks, other neighbours
+
+
+def test_what_tasks_read_is_of_the_present_state():
+    engine = make(sizes=(0.1, 0.15))
+    assert_fresh(engine)
+    for c in controls(engine, 20):
+        engine.step(c)
+        assert_fresh(engine)
+    qpos, qvel = engine.qpos.clone() + 0.1, engine.qvel.clone() + 0.2
+    qpos[:, 3:7] = torch.tensor([0.5, 0.5, -0.5, 0.5])
+    engine.set_state(torch.arange(6) % 2 == 0, qpos, qvel)
+    assert_fresh(engine)
+
+
+def test_velocity_is_that_of_the_origin_of_the_body_frame():
+    engine = make(1)
+    qpos, qvel = engine.qpos.clone(), torch.zeros(1, 8)
+    qvel[0, 6] = 2.0  # the arm's first joint turns about z; the second body hangs 0.3 m along x
+    engine.set_state(torch.tensor([True]), qpos, qvel)
+    torch.testing.assert_close(engine.body_linvel[0, 2], torch.tensor([0.0, 0.6, 0.0]))
+    torch.testing.assert_close(engine.body_angvel[0, 2], torch.tensor([0.0, 0.0, 2.0]))
+
+
+def test_set_state_leaves_the_other_worlds_alone_while_they_touch():
+    engine, other = make(), make()
+    settle(engine)
+    settle(other)
+    mask = torch.tensor([True, False, False, True, False, False])
+    before, position = engine.state_dict()["state"], engine.body_pos.clone()
+    engine.set_state(mask, torch.full((6, 9), 0.3), torch.zeros(6, 8))
+    after = engine.state_dict()["state"]
+    assert torch.equal(after[~mask], before[~mask]) and torch.equal(engine.body_pos[~mask], position[~mask])
+    assert (after[mask, 0] == 0.0).all() and torch.equal(engine.qpos[mask], torch.full((2, 9), 0.3))
+    ctrl = controls(engine, 20, seed=2)
+    assert torch.equal(run(engine, ctrl)[~mask], run(other, ctrl)[~mask])  # and their future is the same too
+    engine.set_state(torch.zeros(6, dtype=torch.bool), engine.qpos, engine.qvel)  # nobody is fine too
+
+
+def test_each_world_has_its_own_model():
+    engine = make(4, sizes=(0.1, 0.2))
+    run(engine, torch.zeros(120, 4, 2))
+    height = engine.body_pos[:, 0, 2]
+    torch.testing.assert_close(height, torch.tensor([0.1, 0.2, 0.1, 0.2]), atol=2e-3, rtol=0.0)
+
+
+def test_models_of_different_structure_are_refused():
+    spec = make_spec()
+    more = spec.worldbody.add_body(name="more", mass=1.0, inertia=[1.0] * 3, explicitinertial=True)
+    more.add_joint(type=JOINT.mjJNT_SLIDE)
+    with pytest.raises(ValueError, match="alike"):
+        make_engine("mujoco", [make_spec(), spec], 2, 1, [], "cpu")
+
+
+def test_external_force_accelerates_by_force_over_mass_and_ends_with_the_step():
+    engine = make(2, substeps=4)
+    mass = float(engine.models[0].body("box").mass[0])
+    xfrc = torch.zeros(2, 3, 6)
+    xfrc[1, 0, 0] = 3.0 * mass
+    engine.step(torch.zeros(2, 2), xfrc)
+    time = 4 * engine.timestep
+    torch.testing.assert_close(engine.qvel[0, :3], torch.tensor([0.0, 0.0, -9.81 * time]), atol=1e-5, rtol=0.0)
+    torch.testing.assert_close(engine.qvel[1, :3], torch.tensor([3.0 * time, 0.0, -9.81 * time]), atol=1e-5, rtol=0.0)
+    engine.step(torch.zeros(2, 2))
+    assert abs(engine.qvel[1, 0] - 3.0 * time) < 1e-5
+
+
+def test_state_dict_continues_to_the_bit():
+    engine, other = make(), make()
+    settle(engine)
+    other.load_state_dict(engine.state_dict())
+    assert torch.equal(other.body_pos, engine.body_pos) and torch.equal(other.qvel, engine.qvel)
+    ctrl = controls(engine, 30, seed=3)
+    assert torch.equal(run(engine, ctrl), run(other, ctrl))
+
+
+@pytest.mark.parametrize("substeps", [1, 3])
+@pytest.mark.parametrize("kind", ["nan control", "nan state", "explosion"])
+def test_a_broken_world_is_named_and_the_state_kept(kind, substeps, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # MuJoCo writes MUJOCO_LOG.TXT where it runs
+    engine = make(substeps=substeps)
+    ctrl, xfrc = torch.zeros(6, 2), torch.zeros(6, 3, 6)
+    run(engine, ctrl[None])
+    if kind == "nan control":
+        ctrl[4, 1] = float("nan")
+    elif kind == "nan state":
+        qpos = engine.qpos.clone()
+        qpos[4, 7] = float("nan")
+        engine.set_state(torch.arange(6) == 4, qpos, engine.qvel)
+    else:
+        xfrc[4, 0, 0] = 1e12  # the velocity after it is finite
+    before = engine.state_dict()["state"]
+    reason = {"nan control": "CTRL", "nan state": "QPOS", "explosion": "QACC"}[kind]
+    with pytest.raises(RuntimeError, match=f"world 4 .*{reason}"):
+        engine.step(ctrl, xfrc)
+    assert torch.equal(before.nan_to_num(), engine.state_dict()["state"].nan_to_num())
+
+
+def test_a_world_that_rollout_froze_is_named():
+    engine = make()
+    frozen = run(engine, torch.zeros(2, 6, 2)).numpy()
+    frozen[:, 0] += engine.substeps * engine.timestep
+    engine._check(frozen)
+    frozen[2, 0] -= engine.timestep  # as after a warning in the last substep but one, e.g. memory for contacts is full
+    with pytest.raises(RuntimeError, match="world 2 "):
+        engine._check(frozen)
+
+
+def test_render_shows_the_worlds_own_model():
+    engine = make(4, substeps=1, sizes=(0.1, 0.4))
+    camera = mujoco.MjvCamera()
+    camera.lookat[:], camera.distance, camera.elevation = [0.0, 0.0, 0.5], 4.0, -20.0
+    try:
+        images = [engine.render(i, camera, 160, 120) for i in range(4)]
+    except RuntimeError as error:
+        pytest.skip(str(error))
+    assert images[0].shape == (120, 160, 3) and images[0].dtype == np.uint8 and images[0].max() > 0
+    assert (images[0] == images[2]).all() and (images[0] != images[1]).any()
