@@ -45,6 +45,7 @@ TASK_HYPERPARAMETERS = {
     ),
 }  # fmt: skip
 CPU_NUM_ENVS = 1_024  # in place of a paper-sized num_envs
+MAX_LOG_RATIO = 20.0  # of two policies' probabilities, against overflow; no sound ratio comes near it
 
 
 @dataclass
@@ -392,7 +393,7 @@ def main(argv=None):
                     mb["obs"], mb["dones"], mb["lstm_state"], mb["actions"]
                 )
                 entropy = policy.entropy().sum(-1)  # (T, M)
-                ratio = (newlogprob - mb["logprobs"]).exp()
+                ratio = (newlogprob - mb["logprobs"]).clamp(max=MAX_LOG_RATIO).exp()
                 clipped_ratio = ratio.clamp(1 - args.clip_coef, 1 + args.clip_coef)
                 pg_loss = -torch.min(ratio * mb["advantages"], clipped_ratio * mb["advantages"])
                 clipped_value = mb["values"] + (newvalue - mb["values"]).clamp(-args.clip_coef, args.clip_coef)

@@ -45,6 +45,7 @@ TASK_HYPERPARAMETERS = {
     ),
 }  # fmt: skip
 CPU_NUM_ENVS = 1_024  # in place of a paper-sized num_envs
+MAX_LOG_RATIO = 20.0  # of two policies' probabilities, against overflow; no sound ratio comes near it
 # SAPG: what a population adds to the tables (SAPG tables 2-6)
 POPULATION_HYPERPARAMETERS = {"Moat": dict(max_ent_coef=0.025)}
 LEADER = 0  # the agent that learns from all others; its environments are the first n
@@ -347,7 +348,7 @@ def offpolicy_batch(agent, batch, rewards, successors, terminated, columns, lear
     off["advantages"] = returns - agent.value_rms.denormalize(off["values"])
     off["returns"] = agent.value_rms.normalize(returns)
     if args.off_policy_mu:
-        off["mu"] = (old_logprob - off["logprobs"]).exp()  # pi_learner,old / pi_behaviour
+        off["mu"] = (old_logprob - off["logprobs"]).clamp(max=MAX_LOG_RATIO).exp()  # pi_learner,old / pi_behaviour
     off["is_offpolicy"] = torch.ones_like(returns)
     return off
 
@@ -480,9 +481,9 @@ def main(argv=None):
                     mb["obs"], mb["agent_ids"], mb["dones"], mb["lstm_state"], mb["actions"]
                 )
                 entropy = policy.entropy().sum(-1)  # (T, M)
-                ratio = (newlogprob - mb["logprobs"]).exp()
+                ratio = (newlogprob - mb["logprobs"]).clamp(max=MAX_LOG_RATIO).exp()
                 # SAPG Eq. 3: mu is 1 on-policy, where this is PPO's clip (Eq. 2)
-                clipped_ratio = mb["mu"] * (ratio / mb["mu"]).clamp(1 - args.clip_coef, 1 + args.clip_coef)
+                clipped_ratio = ratio.clamp(mb["mu"] * (1 - args.clip_coef), mb["mu"] * (1 + args.clip_coef))
                 pg_loss = -torch.min(ratio * mb["advantages"], clipped_ratio * mb["advantages"])
                 clipped_value = mb["values"] + (newvalue - mb["values"]).clamp(-args.clip_coef, args.clip_coef)
                 v_loss = 0.5 * torch.max((newvalue - mb["returns"]) ** 2, (clipped_value - mb["returns"]) ** 2)

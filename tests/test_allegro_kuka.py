@@ -23,7 +23,8 @@ class StillEngine:
     name = "still"
 
     def __init__(self, models, num_envs, substeps, bodies, device):
-        self.models, self.bodies, self.substeps = models, bodies, substeps
+        self.models, self.bodies, self.substeps = list(models), bodies, substeps
+        self.broken = torch.zeros(num_envs, dtype=torch.bool)
         self.qpos, self.qvel = torch.zeros(num_envs, 30), torch.zeros(num_envs, 29)
         self.body_pos, self.body_quat = torch.zeros(num_envs, 6, 3), torch.zeros(num_envs, 6, 4)
         self.body_linvel, self.body_angvel = torch.zeros(num_envs, 6, 3), torch.zeros(num_envs, 6, 3)
@@ -243,6 +244,20 @@ def test_time_is_up_400_steps_after_the_last_success(make_still):
     assert info["final_obs"][1, 96].item() == pytest.approx(math.log(41.0))
 
 
+def test_a_broken_world_earns_nothing_and_is_reset(make_still):
+    env = make_still(3)
+    put_at_goal(env, 1)
+    env.near_steps[1], env.successes[1], env.engine.broken[1] = 29, 4.0, True
+    obs, reward, terminated, truncated, info = act(env)
+    assert terminated.tolist() == [False, True, False] and not truncated.any()
+    assert reward[1].item() == 0.0 and info["final_obs"][1, 98].item() == 0.0
+    assert info["episode"]["objective"][1].item() == 4.0 and info["metrics"]["nan_worlds"].item() == 1
+    assert env.successes[1].item() == 0.0 and torch.equal(obs[[0, 2]], info["final_obs"][[0, 2]])
+    env.engine.broken[:] = False
+    _, _, terminated, _, info = act(env)
+    assert not terminated.any() and info["metrics"]["nan_worlds"].item() == 1
+
+
 # -------------------------------------------------------------------- curriculum, metrics
 
 
@@ -283,7 +298,8 @@ def test_metrics(make_still):
     assert metrics["successes"] == 2.5 and metrics["lifted"] == 0.5 and metrics["reward_lift_bonus"] == 150.0
     assert metrics["true_objective"] == pytest.approx(0.5 + 0.01 * 2.5)
     assert metrics["fingertip_distance"] == pytest.approx(distance)
-    assert set(metrics) == {"success_tolerance", "successes", "true_objective", "fingertip_distance", "lifted"} | {
+    names = {"success_tolerance", "successes", "true_objective", "fingertip_distance", "lifted", "nan_worlds"}
+    assert set(metrics) == names | {
         "reward_" + name
         for name in ("lift", "lift_bonus", "fingertip", "keypoint", "goal", "arm_speed", "hand_speed")
     }  # fmt: skip
@@ -561,6 +577,30 @@ def test_checkpoint_continues_bitwise():
     again = follow(resumed, actions[20:])
     assert all(torch.equal(a, b) for a, b in zip(uninterrupted, again))
     assert resumed.finished_successes.tolist() == [0.0, 50.0, 0.0, 0.0] and resumed.successes.tolist() == [0, 0, 1, 1]
+
+
+def test_physics_that_breaks_does_not_end_the_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # MuJoCo writes MUJOCO_LOG.TXT where it runs
+    env = envs.make(ENV_ID, 3)
+    env.reset()
+    env.push_force[2] = 1e15
+    obs, reward, terminated, _, info = env.step(torch.zeros(3, 23))
+    assert terminated.tolist() == [False, False, True] and reward[2].item() == 0.0
+    assert obs.isfinite().all() and info["final_obs"].isfinite().all() and info["metrics"]["nan_worlds"].item() == 1
+    _, _, terminated, _, info = env.step(torch.zeros(3, 23))
+    assert not terminated.any() and info["metrics"]["nan_worlds"].item() == 1
+
+
+def test_render_shows_the_goal():
+    env = envs.make(ENV_ID, 2)
+    env.reset()
+    try:
+        image = env.render(1)
+    except RuntimeError as error:
+        pytest.skip(str(error))
+    assert image.shape == (480, 640, 3) and image.dtype == np.uint8
+    env.goal[1, :3] = torch.tensor([0.0, 0.0, 1.0])
+    assert 50 < (image != env.render(1)).any(2).sum() < 5000  # a small ball, there and here
 
 
 @pytest.mark.parametrize("scale", [0.0, 1.0])

@@ -118,6 +118,15 @@ def test_energy_is_conserved_without_a_force():
     torch.testing.assert_close(energy(env), start, rtol=1e-4, atol=0.0)
 
 
+def test_physics_that_breaks_does_not_end_the_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # MuJoCo writes MUJOCO_LOG.TXT where it runs
+    env = make(3)
+    env.engine.set_state(torch.tensor([False, True, False]), torch.full((3, 2), math.nan), torch.zeros(3, 2))
+    obs, reward, terminated, _, info = env.step(torch.zeros(3, 1))
+    assert terminated.tolist() == [False, True, False] and reward[1] == 0.0
+    assert obs.isfinite().all() and info["final_obs"].isfinite().all() and info["metrics"]["nan_worlds"] == 1
+
+
 def test_state_dict_continues_exactly():
     env, other = make(8, seed=1), make(8, seed=2)
     actions = torch.rand(80, 8, 1, generator=torch.Generator().manual_seed(0)) * 2 - 1

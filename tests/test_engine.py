@@ -1,5 +1,6 @@
 """The CPU engine: a step is a function of the state, what tasks read is fresh, worlds do not disturb each other."""
 
+import math
 import os
 
 import mujoco
@@ -177,35 +178,47 @@ def test_state_dict_continues_to_the_bit():
 
 
 @pytest.mark.parametrize("substeps", [1, 3])
-@pytest.mark.parametrize("kind", ["nan control", "nan state", "explosion"])
-def test_a_broken_world_is_named_and_the_state_kept(kind, substeps, tmp_path, monkeypatch):
+@pytest.mark.parametrize("kind", ["nan state", "nan force", "explosion"])
+def test_a_broken_world_starts_anew_and_the_others_do_not_notice(kind, substeps, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # MuJoCo writes MUJOCO_LOG.TXT where it runs
-    engine = make(substeps=substeps)
-    ctrl, xfrc = torch.zeros(6, 2), torch.zeros(6, 3, 6)
-    run(engine, ctrl[None])
-    if kind == "nan control":
-        ctrl[4, 1] = float("nan")
-    elif kind == "nan state":
-        qpos = engine.qpos.clone()
-        qpos[4, 7] = float("nan")
-        engine.set_state(torch.arange(6) == 4, qpos, engine.qvel)
+    engine, sound = make(substeps=substeps, sizes=(0.1, 0.15)), make(substeps=substeps, sizes=(0.1, 0.15))
+    initial = engine.state_dict()["state"][3]
+    run(engine, controls(engine, 5))
+    run(sound, controls(engine, 5))
+    xfrc, fourth = torch.zeros(6, 3, 6), torch.arange(6) == 3
+    if kind == "nan state":
+        engine.set_state(fourth, torch.full_like(engine.qpos, math.nan), engine.qvel)
     else:
-        xfrc[4, 0, 0] = 1e12  # the velocity after it is finite
-    before = engine.state_dict()["state"]
-    reason = {"nan control": "CTRL", "nan state": "QPOS", "explosion": "QACC"}[kind]
-    with pytest.raises(RuntimeError, match=f"world 4 .*{reason}"):
-        engine.step(ctrl, xfrc)
-    assert torch.equal(before.nan_to_num(), engine.state_dict()["state"].nan_to_num())
+        xfrc[3, 0, 0] = math.nan if kind == "nan force" else 1e12  # after the latter the velocity is finite
+    ctrl = torch.zeros(6, 2)
+    engine.step(ctrl, xfrc)
+    sound.step(ctrl)
+    assert torch.equal(engine.broken, fourth) and not sound.broken.any()
+    assert torch.equal(engine.state_dict()["state"][3], initial)
+    assert_fresh(engine)
+    engine.step(ctrl)
+    sound.step(ctrl)
+    assert not engine.broken.any()
+    assert torch.equal(engine.state_dict()["state"][~fourth], sound.state_dict()["state"][~fourth])
 
 
-def test_a_world_that_rollout_froze_is_named():
+def test_a_world_that_rollout_froze_is_broken():
     engine = make()
     frozen = run(engine, torch.zeros(2, 6, 2)).numpy()
     frozen[:, 0] += engine.substeps * engine.timestep
-    engine._check(frozen)
+    assert not engine._find_broken(frozen).any()
     frozen[2, 0] -= engine.timestep  # as after a warning in the last substep but one, e.g. memory for contacts is full
-    with pytest.raises(RuntimeError, match="world 2 "):
-        engine._check(frozen)
+    assert np.flatnonzero(engine._find_broken(frozen)).tolist() == [2]
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_controls_that_are_not_finite_are_refused(value):
+    engine = make()
+    ctrl, before = torch.zeros(6, 2), engine.state_dict()["state"]
+    ctrl[4, 1] = value
+    with pytest.raises(ValueError, match="not finite"):
+        engine.step(ctrl)
+    assert torch.equal(before, engine.state_dict()["state"])
 
 
 def test_render_shows_the_worlds_own_model():

@@ -22,6 +22,7 @@ PAPER_N_STEP = ["--critic-n-step", "3", "--no-off-policy-mu"]
 EXPERIMENTS = {  # name -> (seeds, {label: command}); the population runs use the scripts' defaults
     "population": (10, {
         "PPO": ["ppo.py"],
+        "PPO, GAE target": ["ppo.py", "--critic-n-step", "0"],
         "SAPG-6": ["sapg.py", "--num-agents", "6"],
         "SAPG-48": ["sapg.py", "--num-agents", "48"],
         "EPO-48": ["epo.py", "--num-agents", "48"],

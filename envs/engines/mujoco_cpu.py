@@ -80,8 +80,8 @@ class MujocoCpu:
         self._joints = torch.from_numpy(self._host_joints).to(self.device)
         self._poses = torch.from_numpy(self._host_poses).to(self.device)
         self.qpos, self.qvel = self._joints.split([self.nq, self.nv], 1)
-        self.broken = torch.zeros(num_envs, dtype=torch.bool, device=self.device)
         self.body_pos, self.body_quat, self.body_linvel, self.body_angvel = self._poses.split([3, 4, 3, 3], 2)
+        self.broken = torch.zeros(num_envs, dtype=torch.bool, device=self.device)
         self._renderer = self._renderer_key = None
         self._refresh(np.arange(num_envs))
 
@@ -95,7 +95,7 @@ class MujocoCpu:
         control that is not finite: that is no matter of physics.
         """
         if not ctrl.isfinite().all():
-            raise ValueError(f"controls of {(~ctrl.isfinite().all(1)).sum().item()} worlds are not finite")
+            raise ValueError("a control is not finite")
         self._ctrl[:] = ctrl.detach().cpu().numpy()[:, None]
         if xfrc is not None or self._pushed:
             self._xfrc[:, :, self._body_ids] = 0.0 if xfrc is None else xfrc.detach().cpu().numpy()[:, None]
@@ -136,7 +136,7 @@ class MujocoCpu:
         self._state[:] = state["state"].cpu().numpy()
         self._refresh(np.arange(self.num_envs))
 
-    def render(self, index, camera=-1, markers=None, width=640, height=480):
+    def render(self, index, camera=-1, width=640, height=480, markers=None):
         """World `index` as an (height, width, 3) uint8 numpy image, off-screen.
 
         camera: the name of a camera of the model, a mujoco.MjvCamera, or -1 for MuJoCo's free camera.

@@ -16,7 +16,7 @@ MAX_ANGLE = 0.5 * math.pi  # rad, of the pole
 
 
 def make_cartpole():
-    """Cart of 1 kg on a rail along y, pole of 1 kg hinged about x, upright at angle 0. Nothing collides, no friction."""
+    """Cart of 1 kg on a rail along y, pole of 1 kg hinged about x, upright at 0. Nothing collides, no friction."""
     spec = mujoco.MjSpec()
     spec.option.timestep = CONTROL_STEP / SUBSTEPS
     spec.option.integrator = mujoco.mjtIntegrator.mjINT_RK4  # no contacts, no damping: keeps the energy
