@@ -1,0 +1,147 @@
+"""For test_math and test_identities: a small task of a user's own, and runs of a script that write down what happened."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from envs.base import VectorEnv
+
+
+class Drift(VectorEnv):
+    """A point pushed about: it leaves the square (terminated) or stays for 7 steps (truncated)."""
+
+    num_obs, num_actions, max_episode_steps = 3, 2, 7
+    fitness_floor = 0.01
+
+    def __init__(self, num_envs, device, seed):
+        super().__init__(num_envs, device, seed)
+        self.position = torch.zeros(num_envs, 2)
+
+    def reset_where(self, mask):
+        self.position = torch.where(mask[:, None], self.uniform(-0.5, 0.5, 2), self.position)
+
+    def advance(self, action):
+        self.position = self.position + 0.4 * action
+        reward = self.position[:, 0] + action[:, 1] - 0.2 * self.position.square().sum(1)
+        return reward, (self.position.abs() > 1.2).any(1), torch.zeros(self.num_envs, dtype=torch.bool)
+
+    def observe(self):
+        return torch.cat([self.position, self.episode_step[:, None] / 7.0], 1)
+
+    def objective(self):
+        return 1.0 + self.position[:, 0]
+
+
+DRIFT = f"{__name__}:Drift"
+TINY = (
+    f"--no-cuda --env-id {DRIFT} --num-envs 24 --num-steps 9 --total-timesteps 648 --hidden-sizes 16 16"
+    " --lstm-size 8 --num-minibatches 2 --update-epochs 2 --learning-rate 0.05 --clip-coef 0.05"  # 3 iterations
+)
+TINY_POPULATION = f"{TINY} --num-agents 4 --latent-dim 5 --max-ent-coef 0.3"
+
+
+@pytest.fixture
+def train(tmp_path, monkeypatch):
+    """train(script, flags) runs script.main(flags) in an empty folder and returns what happened:
+
+    agent, optimizer     the script's own, at the end of the run
+    steps[t]             obs, action, logprob, reward, terminated, truncated, final_obs, next_obs, objective, all (N, ...)
+    minibatches[i]       just before the step: params, buffers, lr, grads (not yet clipped); obs, action, agent_ids, logprob
+    sampled[iteration]   (columns, learners) of the off-policy data
+    generations[i]       iteration, fitness, lineage, latents, parameter of the i-th genetic algorithm step
+    """
+    monkeypatch.chdir(tmp_path)
+
+    def train(script, flags):
+        run = SimpleNamespace(steps=[], minibatches=[], sampled=[], generations=[])
+        with monkeypatch.context() as patch:
+            record(script, run, patch)
+            script.main(flags.split())
+        return run
+
+    return train
+
+
+def record(script, run, patch):
+    """Put recorders around what main() calls by name."""
+    make, agent_class = script.tasks.make, script.Agent
+    clip, adam = torch.nn.utils.clip_grad_norm_, torch.optim.Adam
+    current = SimpleNamespace(obs=None, acted=None, learned=None)
+
+    def recorded_make(*args):
+        envs = make(*args)
+        reset, step = envs.reset, envs.step
+
+        def recorded_reset():
+            current.obs = reset()
+            return current.obs.clone()
+
+        def recorded_step(action):
+            next_obs, reward, terminated, truncated, info = step(action)
+            seen = dict(obs=current.obs, reward=reward, terminated=terminated, truncated=truncated, next_obs=next_obs)
+            seen.update(final_obs=info["final_obs"], objective=info["episode"]["objective"], **current.acted)
+            run.steps.append(SimpleNamespace(**{key: value.clone() for key, value in seen.items()}))
+            current.obs = next_obs.clone()
+            return next_obs, reward, terminated, truncated, info
+
+        envs.reset, envs.step = recorded_reset, recorded_step
+        return envs
+
+    def recorded_agent(*args):
+        run.agent = agent = agent_class(*args)
+        forward = agent.get_action_and_value
+
+        def recorded_forward(obs, *inputs):
+            action, logprob, *rest = outputs = forward(obs, *inputs)
+            if torch.is_grad_enabled():  # a minibatch
+                agent_ids = inputs[0] if hasattr(agent, "latents") else torch.zeros(1, obs.shape[1], dtype=torch.long)
+                current.learned = dict(obs=obs, action=action, agent_ids=agent_ids, logprob=logprob.detach().clone())
+            elif len(obs) == 1:  # a step of the rollout
+                current.acted = dict(action=action[0], logprob=logprob[0])
+            return outputs
+
+        agent.get_action_and_value = recorded_forward
+        return agent
+
+    def recorded_adam(*args, **kwargs):
+        run.optimizer = adam(*args, **kwargs)
+        return run.optimizer
+
+    def recorded_clip(parameters, *args):
+        params = dict(run.agent.named_parameters())
+        run.minibatches.append(SimpleNamespace(
+            params={key: value.detach().clone() for key, value in params.items()},
+            grads={key: value.grad.clone() for key, value in params.items()},
+            buffers={key: value.clone() for key, value in run.agent.named_buffers()},
+            lr=run.optimizer.param_groups[0]["lr"],
+            **current.learned,
+        ))  # fmt: skip
+        return clip(parameters, *args)
+
+    patch.setattr(script.tasks, "make", recorded_make)
+    patch.setattr(script, "Agent", recorded_agent)
+    patch.setattr(torch.optim, "Adam", recorded_adam)
+    patch.setattr(torch.nn.utils, "clip_grad_norm_", recorded_clip)
+
+    if hasattr(script, "sample_offpolicy_columns"):
+        sample = script.sample_offpolicy_columns
+
+        def recorded_sample(*args):
+            run.sampled.append(sample(*args))
+            return run.sampled[-1]
+
+        patch.setattr(script, "sample_offpolicy_columns", recorded_sample)
+
+    if hasattr(script, "genetic_algorithm_step"):
+        evolve = script.genetic_algorithm_step
+
+        def recorded_evolve(latents, fitness, *args):
+            lineage = evolve(latents, fitness, *args)
+            run.generations.append(SimpleNamespace(
+                iteration=len(run.sampled), fitness=fitness.clone(), lineage=lineage,
+                latents=latents.detach().clone(), parameter=latents,
+            ))  # fmt: skip
+            return lineage
+
+        patch.setattr(script, "genetic_algorithm_step", recorded_evolve)
