@@ -27,10 +27,11 @@ from torch.utils.tensorboard import SummaryWriter
 
 import envs as tasks
 
-# What the papers tune per task (SAPG tables 2-6, released configs); a flag on the command line wins over it
+PAPER_NUM_ENVS, CPU_NUM_ENVS = 24_576, 1_024  # on a CPU the latter stands in for the former
+# What is tuned per task: AllegroKuka from SAPG's tables and released code, Cartpole from IsaacGymEnvs, Moat ours
 TASK_HYPERPARAMETERS = {
     "AllegroKukaRegrasping": dict(
-        num_envs=24_576, total_timesteps=10_000_000_000, num_steps=16, num_minibatches=4, update_epochs=2,
+        num_envs=PAPER_NUM_ENVS, total_timesteps=10_000_000_000, num_steps=16, num_minibatches=4, update_epochs=2,
         learning_rate=1e-4, kl_threshold=0.016, clip_coef=0.1, vf_coef=4.0, bounds_coef=1e-4, reward_scale=0.01,
         hidden_sizes=(768, 512, 256), lstm=True, lstm_size=768,
     ),
@@ -44,9 +45,8 @@ TASK_HYPERPARAMETERS = {
         learning_rate=3e-4, kl_threshold=0.016, clip_coef=0.2, vf_coef=4.0, hidden_sizes=(64, 64),
     ),
 }  # fmt: skip
-CPU_NUM_ENVS = 1_024  # in place of a paper-sized num_envs
 MAX_LOG_RATIO = 20.0  # of two policies' probabilities, against overflow; no sound ratio comes near it
-# SAPG: what a population adds to the tables (SAPG tables 2-6)
+# SAPG: what a population adds to the table above
 POPULATION_HYPERPARAMETERS = {"Moat": dict(max_ent_coef=0.025)}
 # EPO: what its own table says otherwise (EPO B.2)
 EPO_HYPERPARAMETERS = {"AllegroKukaRegrasping": dict(bounds_coef=1e-5, ga_threshold=0.3)}
@@ -63,7 +63,7 @@ class Args:
     engine: str = "auto"
     """who steps the physics: auto (the fastest one installed) or an engine's name"""
     num_envs: Optional[int] = None
-    """parallel environments in all; unset: the task's number, on a CPU at most 1,024"""
+    """parallel environments in all; unset: the task's number, but on a CPU 1,024 in place of the papers' 24,576"""
     total_timesteps: int = 10_000_000
     """environment steps over all environments"""
     seed: int = 1
@@ -144,14 +144,15 @@ class Args:
 
 def parse_args(argv=None):
     """The command line, with the task's row of the tables under it; refuses what cannot work (one line, status 2)."""
-    env_id = tyro.cli(Args, args=argv).env_id
+    env_id = tyro.cli(Args, args=argv, add_help=False, return_unknown_args=True)[0].env_id
     args = tyro.cli(Args, args=argv, default=Args(env_id=env_id, **task_defaults(env_id)))
     args.device = "cuda" if args.cuda and torch.cuda.is_available() else "cpu"
     if args.num_envs is None:
         args.num_envs = TASK_HYPERPARAMETERS.get(env_id, {}).get("num_envs", CPU_NUM_ENVS)
-        if args.device == "cpu" and args.num_envs > 4 * CPU_NUM_ENVS:
+        if args.device == "cpu" and args.num_envs == PAPER_NUM_ENVS:
             args.num_envs = CPU_NUM_ENVS
-        args.num_envs -= args.num_envs % max(args.num_agents, 1)  # SAPG: equal blocks
+        # SAPG: equal blocks
+        args.num_envs = args.num_envs // max(args.num_agents, 1) * args.num_agents or args.num_envs
     if args.num_elites is None:
         args.num_elites = max(args.num_agents - 2, 2)  # EPO
     check_args(args)
@@ -197,21 +198,23 @@ def check_args(args):
     # SAPG
     if args.num_agents < 1 or args.num_envs % args.num_agents:
         refuse("num_agents", args.num_agents, f"must be at least 1 and divide --num-envs {args.num_envs}")
+    if args.latent_dim < 0:
+        refuse("latent_dim", args.latent_dim, "must be at least 0")
+    others = max(args.num_agents - 1, 1)
+    if args.off_policy_ratio > others:
+        refuse("off_policy_ratio", args.off_policy_ratio, f"must be at most {others}: all data of the others")
     # EPO
     if args.num_agents < 4:
         refuse("num_agents", args.num_agents, "must be at least 4: the leader, two elites and one to replace")
     if not 2 <= args.num_elites < args.num_agents:
         refuse("num_elites", args.num_elites, f"must be between 2 and the {args.num_agents - 1} followers")
-    if args.latent_dim < 0:
-        refuse("latent_dim", args.latent_dim, "must be at least 0")
-    if args.off_policy_ratio > max(args.num_agents - 1, 1):
-        refuse("off_policy_ratio", args.off_policy_ratio, f"must be at most the {args.num_agents - 1} other agents")
     if args.num_minibatches > args.num_envs:
         refuse("num_minibatches", args.num_minibatches, f"must be at most the {args.num_envs} columns of --num-envs")
-    if os.path.exists("runs") and not (os.path.isdir("runs") and os.access("runs", os.W_OK)):
-        refuse("env_id", args.env_id, f"cannot write to {os.path.abspath('runs')}; it must be a writable folder")
-    if not os.path.exists("runs") and not os.access(".", os.W_OK):
-        refuse("env_id", args.env_id, f"cannot create runs/ in {os.getcwd()}; start from a writable folder")
+    runs = os.path.abspath("runs")
+    folder = runs if os.path.exists(runs) else os.path.dirname(runs)
+    if not os.path.isdir(folder) or not os.access(folder, os.W_OK):
+        print(f"{runs}: must be a folder that can be written to, or created", file=sys.stderr)
+        sys.exit(2)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -281,7 +284,7 @@ class Agent(nn.Module):
 
         Returns features (T, N, F) and the state after each step (T, N, 2H); without LSTM the state has no columns.
         """
-        x = self.obs_rms.normalize(obs).clamp(-5.0, 5.0)
+        x = self.obs_rms.normalize(obs).clamp(-5.0, 5.0)  # released code
         x = torch.cat([x, self.latents[agent_ids].expand(len(x), -1, -1)], -1)  # SAPG
         if not self.state_size:
             return self.mlp(x), lstm_state.expand(len(x), -1, -1)
@@ -369,8 +372,9 @@ def offpolicy_batch(agent, batch, rewards, successors, terminated, columns, lear
     next_values = agent.get_value(rows, ids.repeat(1, len(rewards)), same_episode, states.flatten(0, 1)[None])
     next_values = agent.value_rms.denormalize(next_values.view(len(rewards), -1)) * ~terminated[:, columns]
     returns = rewards[:, columns] + args.gamma * next_values
-    off["advantages"] = returns - agent.value_rms.denormalize(off["values"])
-    off["returns"] = agent.value_rms.normalize(returns)
+    off["values"] = agent.value_rms.denormalize(off["values"])
+    off["advantages"] = returns - off["values"]
+    off["returns"] = returns
     if args.off_policy_mu:
         off["mu"] = (old_logprob - off["logprobs"]).clamp(max=MAX_LOG_RATIO).exp()  # pi_learner,old / pi_behaviour
     off["is_offpolicy"] = torch.ones_like(returns)
@@ -397,10 +401,10 @@ class Fitness:
         self.fresh |= done
 
     def per_agent(self):
-        """Mean score (A,), and whether it is known (A,): at least 90 % of the agent's environments have one."""
+        """Mean score (A,); NaN, not known, where fewer than 90 % of the agent's environments have one."""
         valid = self.valid.view(self.blocks).float()
-        mean = (self.score.view(self.blocks) * valid).sum(1) / valid.sum(1).clamp(min=1.0)
-        return mean, valid.mean(1) >= 0.9
+        mean = (self.score.view(self.blocks) * valid).sum(1) / valid.sum(1)
+        return torch.where(valid.mean(1) >= 0.9, mean, float("nan"))
 
     def new_genome(self, agents):
         """Forget the scores of `agents` (ids); their running episodes will not count."""
@@ -465,9 +469,10 @@ def main(argv=None):
     device, T, N = args.device, args.num_steps, args.num_envs
     envs = tasks.make(args.env_id, N, device, args.seed, args.engine)
     engine = getattr(envs, "engine_name", "its own")
+    paper_num_envs = TASK_HYPERPARAMETERS.get(args.env_id, {}).get("num_envs", N)
     print(
-        f"{args.env_id}: engine {engine}, {device}, {torch.get_num_threads()} cores, {N:,} environments"
-        + (" (24,576 on a GPU)" if N == CPU_NUM_ENVS else "")
+        f"{args.env_id}: engine {engine}, {device}, {os.cpu_count()} cores, {N:,} environments"
+        + (f" ({paper_num_envs:,} on a GPU)" if device == "cpu" and N < paper_num_envs else "")
         + ("; faster on a CPU: --no-lstm --hidden-sizes 256 128 64" if args.lstm and device == "cpu" else ""),
         flush=True,
     )
@@ -504,17 +509,17 @@ def main(argv=None):
         # --------------------------------------------------------------------------------------------------------------
         # EPO: evolution
         # --------------------------------------------------------------------------------------------------------------
-        agent_fitness, known = fitness.per_agent()
+        agent_fitness = fitness.per_agent()
         gap, unit = fitness_spread(agent_fitness, getattr(envs, "fitness_floor", 1.0))
         if args.ga_interval:
             fires = episodes - episodes_at_ga >= args.ga_interval
         else:
             fires = gap > args.ga_threshold * unit  # EPO Eq. 3
-        fired, lineage = 0, []
-        if fires and episodes >= args.ga_warmup and known[LEADER + 1 :].all():
+        lineage = []
+        if fires and episodes >= args.ga_warmup and gap.isfinite():  # every follower's fitness is known
             lineage = genetic_algorithm_step(agent.latents, agent_fitness, optimizer, args)
             fitness.new_genome([child for child, _, _ in lineage])
-            fired, episodes_at_ga = 1, episodes
+            episodes_at_ga = episodes
             writer.add_text("evolution/lineage", "; ".join(f"{c} <- {i}, {j}" for c, i, j in lineage), global_step)
 
         # --------------------------------------------------------------------------------------------------------------
@@ -553,9 +558,6 @@ def main(argv=None):
         returns = advantages + raw_values[:-1]
         if args.critic_n_step:
             returns = n_step_returns(rewards, next_values, dones[1:], args.gamma, args.critic_n_step)
-        # The value head is about to be trained in units of the new statistics (released code)
-        agent.value_rms.update(raw_values[:-1])
-        agent.value_rms.update(returns)
         explained_variance = 1 - (returns - raw_values[:-1]).var() / returns.var()
         batch = {  # every entry (T or 1, N, ...): columns are dimension 1
             "obs": obs[:-1],
@@ -564,9 +566,9 @@ def main(argv=None):
             "actions": actions,
             "logprobs": logprobs,
             "means": means,
-            "values": agent.value_rms.normalize(raw_values[:-1]),
+            "values": raw_values[:-1],
             "advantages": advantages,
-            "returns": agent.value_rms.normalize(returns),
+            "returns": returns,
             "agent_ids": agent_ids,
             "mu": torch.ones_like(returns),
             "is_offpolicy": torch.zeros_like(returns),
@@ -578,6 +580,10 @@ def main(argv=None):
         )
         off = offpolicy_batch(agent, batch, rewards, successors, terminated, columns, learners, args)
         batch = {key: torch.cat([batch[key], off[key]], 1) for key in batch}  # (T or 1, N', ...)
+        agent.value_rms.update(raw_values[:-1])  # from here on the value head speaks in the new units (released code)
+        agent.value_rms.update(returns)
+        batch["values"] = agent.value_rms.normalize(batch["values"])
+        batch["returns"] = agent.value_rms.normalize(batch["returns"])
         advantages = batch["advantages"]
         batch["advantages"] = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
 
@@ -603,8 +609,8 @@ def main(argv=None):
                 bounds_loss = (policy.mean.abs() - 1.1).clamp(min=0.0).square().sum(-1)
                 ent_coef = ent_coefs[mb["agent_ids"]]  # SAPG 4.5
                 loss = pg_loss + args.vf_coef * v_loss - ent_coef * entropy + args.bounds_coef * bounds_loss
-                weight = 1 + (args.off_policy_coef - 1) * mb["is_offpolicy"]  # SAPG Eq. 4, 8
-                loss = loss * weight / weight.mean()
+                weight = 1 + (args.off_policy_coef - 1) * mb["is_offpolicy"]  # SAPG Eq. 4, 9
+                loss = loss * weight / weight.mean().clamp(min=1e-8)
                 optimizer.zero_grad()
                 loss.mean().backward()
                 nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
@@ -614,8 +620,8 @@ def main(argv=None):
                     mb_std = old_std[mb["agent_ids"]].expand_as(mb["means"])
                     kl = kl_divergence(Normal(mb["means"], mb_std, validate_args=False), policy).sum(-1)  # (T, M)
                     on_policy = 1 - mb["is_offpolicy"]  # off-policy rows were acted by somebody else
-                    kls.append((kl * on_policy).sum() / on_policy.sum())
-                    clipfrac = ((ratio - 1).abs() > args.clip_coef).float()
+                    kls.append((kl * on_policy).sum() / on_policy.sum().clamp(min=1))
+                    clipfrac = (clipped_ratio != ratio).float()
                     stats.append(torch.stack([x.mean() for x in (pg_loss, v_loss, entropy, bounds_loss, clipfrac)]))
             kl, group = torch.stack(kls).mean().item(), optimizer.param_groups[0]
             group["lr"] = adapt_learning_rate(group["lr"], kl, args.kl_threshold)
@@ -640,13 +646,13 @@ def main(argv=None):
             "charts/leader_objective": leader_objective,
             "charts/best_agent_objective": agent_means[2].max().item(),
             "charts/episodes": count,
-            "evolution/fired": fired,
+            "evolution/fired": bool(lineage),
             "evolution/replaced": len(lineage),
             "evolution/fitness_gap": gap.item(),
             "evolution/threshold": args.ga_threshold * unit.item(),
             "population/objective_median": agent_means[2].median().item(),
             "population/objective_worst": agent_means[2].min().item(),
-            "population/latent_distance": (agent.latents - agent.latents[LEADER]).norm(dim=1).mean().item(),
+            "population/latent_distance": (agent.latents[1:] - agent.latents[LEADER]).norm(dim=1).mean().item(),
             "charts/SPS": sps,
             "charts/learning_rate": group["lr"],
             "losses/approx_kl": kl,

@@ -27,10 +27,11 @@ from torch.utils.tensorboard import SummaryWriter
 
 import envs as tasks
 
-# What the papers tune per task (SAPG tables 2-6, released configs); a flag on the command line wins over it
+PAPER_NUM_ENVS, CPU_NUM_ENVS = 24_576, 1_024  # on a CPU the latter stands in for the former
+# What is tuned per task: AllegroKuka from SAPG's tables and released code, Cartpole from IsaacGymEnvs, Moat ours
 TASK_HYPERPARAMETERS = {
     "AllegroKukaRegrasping": dict(
-        num_envs=24_576, total_timesteps=10_000_000_000, num_steps=16, num_minibatches=4, update_epochs=2,
+        num_envs=PAPER_NUM_ENVS, total_timesteps=10_000_000_000, num_steps=16, num_minibatches=4, update_epochs=2,
         learning_rate=1e-4, kl_threshold=0.016, clip_coef=0.1, vf_coef=4.0, bounds_coef=1e-4, reward_scale=0.01,
         hidden_sizes=(768, 512, 256), lstm=True, lstm_size=768,
     ),
@@ -44,7 +45,6 @@ TASK_HYPERPARAMETERS = {
         learning_rate=3e-4, kl_threshold=0.016, clip_coef=0.2, vf_coef=4.0, hidden_sizes=(64, 64),
     ),
 }  # fmt: skip
-CPU_NUM_ENVS = 1_024  # in place of a paper-sized num_envs
 MAX_LOG_RATIO = 20.0  # of two policies' probabilities, against overflow; no sound ratio comes near it
 
 
@@ -58,7 +58,7 @@ class Args:
     engine: str = "auto"
     """who steps the physics: auto (the fastest one installed) or an engine's name"""
     num_envs: Optional[int] = None
-    """parallel environments in all; unset: the task's number, on a CPU at most 1,024"""
+    """parallel environments in all; unset: the task's number, but on a CPU 1,024 in place of the papers' 24,576"""
     total_timesteps: int = 10_000_000
     """environment steps over all environments"""
     seed: int = 1
@@ -109,12 +109,12 @@ class Args:
 
 def parse_args(argv=None):
     """The command line, with the task's row of the tables under it; refuses what cannot work (one line, status 2)."""
-    env_id = tyro.cli(Args, args=argv).env_id
+    env_id = tyro.cli(Args, args=argv, add_help=False, return_unknown_args=True)[0].env_id
     args = tyro.cli(Args, args=argv, default=Args(env_id=env_id, **task_defaults(env_id)))
     args.device = "cuda" if args.cuda and torch.cuda.is_available() else "cpu"
     if args.num_envs is None:
         args.num_envs = TASK_HYPERPARAMETERS.get(env_id, {}).get("num_envs", CPU_NUM_ENVS)
-        if args.device == "cpu" and args.num_envs > 4 * CPU_NUM_ENVS:
+        if args.device == "cpu" and args.num_envs == PAPER_NUM_ENVS:
             args.num_envs = CPU_NUM_ENVS
     check_args(args)
     args.num_iterations = max(1, args.total_timesteps // (args.num_envs * args.num_steps))
@@ -156,10 +156,11 @@ def check_args(args):
         refuse("hidden_sizes", args.hidden_sizes, "must be one or more widths, each at least 1")
     if args.num_minibatches > args.num_envs:
         refuse("num_minibatches", args.num_minibatches, f"must be at most the {args.num_envs} columns of --num-envs")
-    if os.path.exists("runs") and not (os.path.isdir("runs") and os.access("runs", os.W_OK)):
-        refuse("env_id", args.env_id, f"cannot write to {os.path.abspath('runs')}; it must be a writable folder")
-    if not os.path.exists("runs") and not os.access(".", os.W_OK):
-        refuse("env_id", args.env_id, f"cannot create runs/ in {os.getcwd()}; start from a writable folder")
+    runs = os.path.abspath("runs")
+    folder = runs if os.path.exists(runs) else os.path.dirname(runs)
+    if not os.path.isdir(folder) or not os.access(folder, os.W_OK):
+        print(f"{runs}: must be a folder that can be written to, or created", file=sys.stderr)
+        sys.exit(2)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -227,7 +228,7 @@ class Agent(nn.Module):
 
         Returns features (T, N, F) and the state after each step (T, N, 2H); without LSTM the state has no columns.
         """
-        x = self.obs_rms.normalize(obs).clamp(-5.0, 5.0)
+        x = self.obs_rms.normalize(obs).clamp(-5.0, 5.0)  # released code
         if not self.state_size:
             return self.mlp(x), lstm_state.expand(len(x), -1, -1)
         outputs, states = [], []
@@ -296,9 +297,10 @@ def main(argv=None):
     device, T, N = args.device, args.num_steps, args.num_envs
     envs = tasks.make(args.env_id, N, device, args.seed, args.engine)
     engine = getattr(envs, "engine_name", "its own")
+    paper_num_envs = TASK_HYPERPARAMETERS.get(args.env_id, {}).get("num_envs", N)
     print(
-        f"{args.env_id}: engine {engine}, {device}, {torch.get_num_threads()} cores, {N:,} environments"
-        + (" (24,576 on a GPU)" if N == CPU_NUM_ENVS else "")
+        f"{args.env_id}: engine {engine}, {device}, {os.cpu_count()} cores, {N:,} environments"
+        + (f" ({paper_num_envs:,} on a GPU)" if device == "cpu" and N < paper_num_envs else "")
         + ("; faster on a CPU: --no-lstm --hidden-sizes 256 128 64" if args.lstm and device == "cpu" else ""),
         flush=True,
     )
@@ -361,9 +363,6 @@ def main(argv=None):
         returns = advantages + raw_values[:-1]
         if args.critic_n_step:
             returns = n_step_returns(rewards, next_values, dones[1:], args.gamma, args.critic_n_step)
-        # The value head is about to be trained in units of the new statistics (released code)
-        agent.value_rms.update(raw_values[:-1])
-        agent.value_rms.update(returns)
         explained_variance = 1 - (returns - raw_values[:-1]).var() / returns.var()
         batch = {  # every entry (T or 1, N, ...): columns are dimension 1
             "obs": obs[:-1],
@@ -372,11 +371,15 @@ def main(argv=None):
             "actions": actions,
             "logprobs": logprobs,
             "means": means,
-            "values": agent.value_rms.normalize(raw_values[:-1]),
+            "values": raw_values[:-1],
             "advantages": advantages,
-            "returns": agent.value_rms.normalize(returns),
+            "returns": returns,
         }
         old_std = agent.actor_logstd.detach().exp()
+        agent.value_rms.update(raw_values[:-1])  # from here on the value head speaks in the new units (released code)
+        agent.value_rms.update(returns)
+        batch["values"] = agent.value_rms.normalize(batch["values"])
+        batch["returns"] = agent.value_rms.normalize(batch["returns"])
         advantages = batch["advantages"]
         batch["advantages"] = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
 
@@ -409,7 +412,7 @@ def main(argv=None):
                     mb_std = old_std.expand_as(mb["means"])
                     kl = kl_divergence(Normal(mb["means"], mb_std, validate_args=False), policy).sum(-1)  # (T, M)
                     kls.append(kl.mean())
-                    clipfrac = ((ratio - 1).abs() > args.clip_coef).float()
+                    clipfrac = (clipped_ratio != ratio).float()
                     stats.append(torch.stack([x.mean() for x in (pg_loss, v_loss, entropy, bounds_loss, clipfrac)]))
             kl, group = torch.stack(kls).mean().item(), optimizer.param_groups[0]
             group["lr"] = adapt_learning_rate(group["lr"], kl, args.kl_threshold)

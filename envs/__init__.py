@@ -28,9 +28,12 @@ def find_class(env_id):
     if "" not in sys.path:
         sys.path.insert(0, "")  # a task of your own is looked up from the working directory
     try:
-        return getattr(importlib.import_module(module_name), class_name)
-    except (ImportError, AttributeError) as error:
+        task = getattr(importlib.import_module(module_name), class_name)
+    except (ImportError, AttributeError, TypeError) as error:
         raise ValueError(f"{error}; must be an importable package.module:Class")
+    if not inspect.isclass(task):
+        raise ValueError("not a class; must be package.module:Class")
+    return task
 
 
 def find_engine(engine):

@@ -6,7 +6,7 @@ import torch
 class VectorEnv:
     """N copies of one task, stepped together, with same-step autoreset.
 
-    A task sets `num_obs`, `num_actions` and `max_episode_steps` and writes the five methods below the line.
+    A task sets `num_obs`, `num_actions` and `max_episode_steps` and writes the methods below the line.
     Shape letters: N num_envs, D num_obs, U num_actions. Every tensor lives on `device`.
     """
 

@@ -52,8 +52,8 @@ def assert_same(a, b):
         assert torch.equal(x, y)
     assert torch.equal(a[4]["final_obs"], b[4]["final_obs"])
     for group in ("episode", "metrics"):
-        assert a[4][group].keys() == b[4][group].keys()
-        assert all(torch.equal(torch.as_tensor(a[4][group][key]), torch.as_tensor(b[4][group][key])) for key in a[4][group])
+        x, y = a[4][group], b[4][group]
+        assert x.keys() == y.keys() and all(torch.equal(torch.as_tensor(x[k]), torch.as_tensor(y[k])) for k in x)
 
 
 # ---------------------------------------------------------------- the contract
@@ -65,18 +65,16 @@ def test_shapes_and_types(env_id):
     assert env.num_envs == 4 and env.device == torch.device("cpu")
     assert all(isinstance(n, int) and n > 0 for n in (env.num_obs, env.num_actions, env.max_episode_steps))
     assert env.fitness_floor > 0 and isinstance(env.engine_name, str)
-    for obs, (next_obs, reward, terminated, truncated, info) in [(first, env.step(torch.zeros(4, env.num_actions)))]:
-        for x in (obs, next_obs, info["final_obs"]):
-            assert x.shape == (4, env.num_obs) and x.dtype == torch.float32
-        assert info.keys() == {"final_obs", "episode", "metrics"}
-        episode = info["episode"]
-        assert episode.keys() == {"done", "return", "length", "objective"}
-        for x in (reward, episode["return"], episode["length"], episode["objective"]):
-            assert x.shape == (4,) and x.dtype == torch.float32
-        for x in (terminated, truncated, episode["done"]):
-            assert x.shape == (4,) and x.dtype == torch.bool
-        for x in (next_obs, reward, terminated, truncated, info["final_obs"], *episode.values()):
-            assert x.device == env.device
+    obs, reward, terminated, truncated, info = env.step(torch.zeros(4, env.num_actions))
+    assert info.keys() == {"final_obs", "episode", "metrics"}
+    episode = info["episode"]
+    assert episode.keys() == {"done", "return", "length", "objective"}
+    for x in (first, obs, info["final_obs"]):
+        assert x.shape == (4, env.num_obs) and x.dtype == torch.float32 and x.device == env.device
+    for x in (reward, episode["return"], episode["length"], episode["objective"]):
+        assert x.shape == (4,) and x.dtype == torch.float32 and x.device == env.device
+    for x in (terminated, truncated, episode["done"]):
+        assert x.shape == (4,) and x.dtype == torch.bool and x.device == env.device
 
 
 @every_env
@@ -262,14 +260,16 @@ def test_render(env_id):
 # ---------------------------------------------------------------- make
 
 
-@pytest.mark.parametrize("wrong, nearest", [("Moot", "Moat"), ("CartPole", "Cartpole"), ("Kuka", "AllegroKukaRegrasping")])
+@pytest.mark.parametrize("wrong, nearest", [
+    ("Moot", "Moat"), ("CartPole", "Cartpole"), ("Kuka", "AllegroKukaRegrasping")
+])  # fmt: skip
 def test_unknown_id_suggests_the_nearest(wrong, nearest):
     with pytest.raises(ValueError, match=f"did you mean {nearest}\\?") as error:
         envs.make(wrong, 1)
     assert all(name in str(error.value) for name in envs.TASKS) and "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("wrong", ["nowhere:Task", "envs.tasks.moat:Goat", ":Moat", "moat:"])
+@pytest.mark.parametrize("wrong", ["nowhere:Task", "envs.tasks.moat:Goat", "moat:"])
 def test_unknown_class(wrong):
     with pytest.raises(ValueError, match="importable package.module:Class"):
         envs.make(wrong, 1)

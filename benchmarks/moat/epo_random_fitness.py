@@ -3,9 +3,14 @@
 The generations still come when the true fitness says so (EPO Eq. 3); only who survives them is left to chance.
 """
 
+import pathlib
+import sys
+
 import torch
 
-import epo
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
+
+import epo  # noqa: E402
 
 evolve = epo.genetic_algorithm_step
 

@@ -1,7 +1,7 @@
 """Run the Moat experiments of benchmarks/README.md: `python benchmarks/moat/run.py population|targets [--workers 2]`.
 
 Every run is a script of this repository in a subprocess on one thread; its leader's objective, read from TensorBoard,
-is appended to {experiment}.csv as rows of name, seed, step, leader_objective. Runs already in the csv are not repeated.
+is appended to {experiment}.csv as rows of name, seed, step, leader_objective, generations. Runs already in the csv are not repeated.
 """
 
 import argparse
@@ -11,7 +11,7 @@ import pathlib
 import subprocess
 import sys
 import tempfile
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -19,26 +19,27 @@ HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 RELEASED, PAPER_MU = ["--critic-n-step", "0", "--no-off-policy-mu"], ["--critic-n-step", "0", "--off-policy-mu"]
 PAPER_N_STEP = ["--critic-n-step", "3", "--no-off-policy-mu"]
-EXPERIMENTS = {  # name -> (seeds, {label: command}); the population runs use the scripts' defaults
+PAPER = ["--critic-n-step", "3", "--off-policy-mu"]
+EXPERIMENTS = {  # name -> (seeds, {label: command}); the population runs use the papers' forms
     "population": (10, {
-        "PPO": ["ppo.py"],
+        "PPO": ["ppo.py", "--critic-n-step", "3"],
         "PPO, GAE target": ["ppo.py", "--critic-n-step", "0"],
-        "SAPG-6": ["sapg.py", "--num-agents", "6"],
-        "SAPG-48": ["sapg.py", "--num-agents", "48"],
-        "EPO-48": ["epo.py", "--num-agents", "48"],
-        "EPO-48 random fitness": ["benchmarks/moat/epo_random_fitness.py", "--num-agents", "48"],
+        "SAPG-6": ["sapg.py", "--num-agents", "6", *PAPER],
+        "SAPG-48": ["sapg.py", "--num-agents", "48", *PAPER],
+        "EPO-48": ["epo.py", "--num-agents", "48", *PAPER],
+        "EPO-48 random fitness": ["benchmarks/moat/epo_random_fitness.py", "--num-agents", "48", *PAPER],
     }),
     "targets": (5, {
         "released": ["sapg.py", "--num-agents", "48", *RELEASED],
         "mu": ["sapg.py", "--num-agents", "48", *PAPER_MU],
         "3-step": ["sapg.py", "--num-agents", "48", *PAPER_N_STEP],
-        "both": ["sapg.py", "--num-agents", "48", "--critic-n-step", "3", "--off-policy-mu"],
+        "both": ["sapg.py", "--num-agents", "48", *PAPER],
     }),
 }  # fmt: skip
 
 
 def run(label, command, seed):
-    """One training run -> rows (label, seed, step, leader_objective)."""
+    """One training run -> rows of the csv."""
     with tempfile.TemporaryDirectory() as folder:
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
         script, *flags = command
@@ -49,7 +50,11 @@ def run(label, command, seed):
         events = EventAccumulator(str(next(pathlib.Path(folder, "runs").iterdir())), size_guidance={"scalars": 0})
         events.Reload()
         scalars = events.Scalars("charts/leader_objective")
-        rows = [(label, seed, e.step, round(e.value, 4)) for e in scalars]
+        fired = {e.step: e.value for e in events.Scalars("evolution/fired")} if "epo" in script else {}
+        generations, rows = 0, []
+        for e in scalars:
+            generations += int(fired.get(e.step, 0))
+            rows.append((label, seed, e.step, round(e.value, 4), generations))
     print(label, seed, rows[-1][3], flush=True)
     return rows
 
@@ -65,13 +70,13 @@ def main():
         with path.open() as file:
             done = {(row["name"], int(row["seed"])) for row in csv.DictReader(file)}
     else:
-        path.write_text("name,seed,step,leader_objective\n")
+        path.write_text("name,seed,step,leader_objective,generations\n")
     seeds, commands = EXPERIMENTS[args.experiment]
     todo = [(n, c, s) for s in range(1, seeds + 1) for n, c in commands.items() if (n, s) not in done]
     with ThreadPoolExecutor(args.workers) as pool:
-        for rows in pool.map(lambda job: run(*job), todo):
+        for future in as_completed([pool.submit(run, *job) for job in todo]):
             with path.open("a", newline="") as file:
-                csv.writer(file).writerows(rows)
+                csv.writer(file).writerows(future.result())
 
 
 if __name__ == "__main__":

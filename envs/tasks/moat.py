@@ -36,10 +36,9 @@ class Moat(VectorEnv):
         self.phase = (golden * self.max_episode_steps).long()  # even over all environments and over any block of them
 
     def reset(self):
-        obs = super().reset()
+        super().reset()
         self.episode_step.copy_(self.phase)  # spread over the episode, so that resets are not in phase
-        obs[:, 8] = self.observe()[:, 8]
-        return obs
+        return self.observe()
 
     def reset_where(self, mask):
         noise = torch.randn(self.num_envs, 4, generator=self.generator, device=self.device)
@@ -59,3 +58,13 @@ class Moat(VectorEnv):
 
     def objective(self):
         return moat_value(self.position).clamp(min=0.0)
+
+    def render(self, index):
+        """The plane p0 (right, -1 to 5), p1 (up, -1 to 1) in shades of its value; the point in red."""
+        p1, p0 = torch.meshgrid(torch.linspace(1, -1, 120), torch.linspace(-1, 5, 360), indexing="ij")
+        plane = torch.stack([p0, p1, torch.zeros_like(p0), torch.zeros_like(p0)], -1).view(-1, 4)
+        image = (moat_value(plane).view(120, 360, 1).expand(-1, -1, 3) * 7.0 + 100.0).clamp(0.0, 255.0).byte()
+        x, y = self.position[index, :2].tolist()
+        near = (p0 - x) ** 2 + (p1 - y) ** 2 < 0.05**2
+        image[near] = torch.tensor([255, 0, 0], dtype=torch.uint8)
+        return image
