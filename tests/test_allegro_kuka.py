@@ -153,7 +153,7 @@ def test_lifting_step_all_in_one(make_still):
     env.engine.qvel[:] = 0.0
     _, reward, _, _, info = act(env)
     assert reward.item() == pytest.approx(300.0 + 200.0 * 0.1, abs=1e-3)
-    assert info["metrics"]["reward_lift_bonus"].item() == 300.0
+    assert env.term_sums[0, task.REWARD_TERMS.index("lift_bonus")].item() == 300.0
     _, reward, _, _, info = act(env)
     assert reward.item() == pytest.approx(0.0, abs=1e-3)  # nothing new: no bonus, no progress
     assert info["metrics"]["lifted"].item() == 1.0
@@ -293,17 +293,22 @@ def test_metrics(make_still):
     put_object(env, 1, [0.0, 0.0, 0.55])
     distance = env.distances()[0].mean().item()
     env.successes[:] = 7.0
+    env.term_sums[1, task.REWARD_TERMS.index("lift_bonus")] = 300.0
+    env.finished_successes[0], env.episode_step[1] = 1.0, 399  # the second one's episode ends
+    env.successes[1] = 4.0
     info = act(env)[4]
     metrics = {name: float(value) for name, value in info["metrics"].items()}
     assert metrics["successes"] == 2.5 and metrics["lifted"] == 0.5 and metrics["reward_lift_bonus"] == 150.0
     assert metrics["true_objective"] == pytest.approx(0.5 + 0.01 * 2.5)
     assert metrics["fingertip_distance"] == pytest.approx(distance)
+    assert metrics["true_objective_min"] == pytest.approx(0.51) and metrics["true_objective_max"] == pytest.approx(0.54)
     names = {"success_tolerance", "successes", "true_objective", "fingertip_distance", "lifted", "nan_worlds"}
+    names |= {"true_objective_min", "true_objective_max"}
     assert set(metrics) == names | {
         "reward_" + name
         for name in ("lift", "lift_bonus", "fingertip", "keypoint", "goal", "arm_speed", "hand_speed")
     }  # fmt: skip
-    assert info["episode"]["objective"].tolist() == [7.0, 7.0] and env.fitness_floor == 1.0
+    assert info["episode"]["objective"].tolist() == [7.0, 4.0] and env.fitness_floor == 1.0
 
 
 # -------------------------------------------------------------------- drives and pushes
