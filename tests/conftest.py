@@ -1,4 +1,4 @@
-"""For test_math and test_identities: a small task of a user's own, and runs of a script that write down what happened."""
+"""For test_math and test_identities: a small task, and runs of a script that write down what happened."""
 
 from types import SimpleNamespace
 
@@ -46,8 +46,8 @@ def train(tmp_path, monkeypatch):
     """train(script, flags) runs script.main(flags) in an empty folder and returns what happened:
 
     agent, optimizer     the script's own, at the end of the run
-    steps[t]             obs, action, logprob, reward, terminated, truncated, final_obs, next_obs, objective, all (N, ...)
-    minibatches[i]       just before the step: params, buffers, lr, grads (not yet clipped); obs, action, agent_ids, logprob
+    steps[t]             obs, action, logprob, reward, terminated, truncated, final_obs, next_obs, objective (N, ...)
+    minibatches[i]       just before the step: params, buffers, lr, grads (unclipped); obs, action, agent_ids, logprob
     sampled[iteration]   (columns, learners) of the off-policy data
     generations[i]       iteration, fitness, lineage, latents, parameter of the i-th genetic algorithm step
     """

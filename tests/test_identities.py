@@ -109,6 +109,25 @@ def test_every_row_is_labelled_with_who_learns_from_it(train, script, aggregatio
             assert seen != sorted(seen)  # shuffled
 
 
+@every_population
+@every_network
+def test_relabelling_for_the_one_who_acted_changes_nothing(train, monkeypatch, script, network):
+    relabel, checked = script.offpolicy_batch, []
+
+    def relabel_for_themselves_too(agent, batch, rewards, successors, terminated, columns, learners, args):
+        data, actors = (rewards, successors, terminated, columns), batch["agent_ids"][0, columns]
+        same = relabel(agent, batch, *data, actors, args)
+        checked.extend(
+            torch.allclose(same[key], batch[key][:, columns], atol=1e-4)
+            for key in ("values", "returns", "advantages", "mu")
+        )
+        return relabel(agent, batch, *data, learners, args)
+
+    monkeypatch.setattr(script, "offpolicy_batch", relabel_for_themselves_too)
+    train(script, f"{TINY_POPULATION} {network} --critic-n-step 1 --gae-lambda 0")  # 1-step, as off-policy
+    assert checked == [True] * 12
+
+
 @every_script
 def test_normalisers_stand_still_while_the_network_learns(train, script, flags):
     run = train(script, flags)

@@ -150,13 +150,14 @@ def relabelled(script, lstm, **flags):
     batch = {key: torch.randn(T, N) for key in ("logprobs", "values", "advantages", "returns")}
     batch.update(obs=torch.randn(T, N, 3), actions=torch.randn(T, N, 2), means=torch.randn(T, N, 2))
     batch.update(agent_ids=torch.arange(3).repeat_interleave(2)[None], lstm_state=torch.randn(1, N, agent.state_size))
+    batch["logprobs"] += flags.get("shift", 0.0)
     batch.update(mu=torch.ones(T, N), is_offpolicy=torch.zeros(T, N), dones=torch.rand(T, N) < 0.3)
     data = SimpleNamespace(rewards=torch.randn(T, N), successors=torch.randn(T, N, 3), terminated=torch.zeros(T, N) > 0)
     data.terminated[1, 5] = data.terminated[4, 2] = True
     columns, learners = torch.tensor([5, 2, 3]), torch.tensor([0, 0, 1])
     off = script.offpolicy_batch(
         agent, batch, data.rewards, data.successors, data.terminated, columns, learners, args
-    )  # fmt: skip
+    )
     return agent, batch, data, columns, learners, off
 
 
@@ -174,9 +175,10 @@ def test_relabelled_targets(script, lstm):
             mean, value, state = plain_step(p, stats, obs, phi, state, batch["dones"][t, [c]])
             next_value = plain_step(p, stats, successor, phi, state, torch.tensor([False]))[1] * scale + shift
             target = data.rewards[t, c] + (0.0 if data.terminated[t, c] else 0.9 * next_value)
-            assert off["values"][t, k] == pytest.approx(value.item(), abs=1e-5)
-            assert off["returns"][t, k] == pytest.approx(((target - shift) / scale).item(), abs=1e-5)
-            assert off["advantages"][t, k] == pytest.approx((target - (value * scale + shift)).item(), abs=1e-4)
+            value = value * scale + shift
+            assert off["values"][t, k] == pytest.approx(value.item(), abs=1e-4)
+            assert off["returns"][t, k] == pytest.approx(target.item(), abs=1e-4)
+            assert off["advantages"][t, k] == pytest.approx((target - value).item(), abs=1e-4)
             log_pi = log_density(batch["actions"][t, [c]].double(), mean, p["actor_logstd"][[learner]])
             assert off["mu"][t, k].log() == pytest.approx((log_pi - batch["logprobs"][t, c]).item(), abs=1e-4)
 
@@ -194,6 +196,12 @@ def test_relabelling_keeps_what_the_follower_did(script):
 @every_population
 def test_without_mu_the_window_is_centred_on_one(script):
     assert (relabelled(script, lstm=False, off_policy_mu=False)[-1]["mu"] == 1).all()
+
+
+@every_population
+def test_mu_stays_finite_for_actions_that_the_follower_would_hardly_take(script):
+    mu = relabelled(script, lstm=False, shift=-1000.0)[-1]["mu"]
+    assert (mu > 1e6).all() and (mu * (1 + mu)).isfinite().all()
 
 
 # ---------------------------------------------------------------- the loss: every gradient of a run
@@ -214,8 +222,8 @@ def plain_step(p, obs_stats, obs, latent, state, begins):
     x = torch.cat([x, latent], 1)
     if "lstm.weight_ih_l0" in p:
         h, c = [torch.where(begins[:, None], torch.zeros_like(s), s) for s in state]
-        gates = x @ p["lstm.weight_ih_l0"].T + p["lstm.bias_ih_l0"] + h @ p["lstm.weight_hh_l0"].T + p["lstm.bias_hh_l0"]
-        i, f, g, o = gates.chunk(4, 1)
+        gates = x @ p["lstm.weight_ih_l0"].T + p["lstm.bias_ih_l0"]
+        i, f, g, o = (gates + h @ p["lstm.weight_hh_l0"].T + p["lstm.bias_hh_l0"]).chunk(4, 1)
         c = f.sigmoid() * c + i.sigmoid() * g.tanh()
         h = o.sigmoid() * c.tanh()
         x, state = (h - h.mean(1, keepdim=True)) / (h.var(1, unbiased=False, keepdim=True) + 1e-5).sqrt(), (h, c)
@@ -283,102 +291,122 @@ def surrogate_weighted_ppo(ratio, mu, advantage, eps):
     return mu * torch.minimum(x * advantage, x.clamp(1 - eps, 1 + eps) * advantage)
 
 
+def plain_window(steps, begins, args):
+    """What happened in one iteration, (T, N, ...); begins (N,): whether the first observations begin episodes."""
+    stacked = {key: torch.stack([getattr(step, key) for step in steps]) for key in vars(steps[0])}
+    window = SimpleNamespace(**{k: x.double() if x.is_floating_point() else x for k, x in stacked.items()})
+    window.reward = args.reward_scale * window.reward
+    window.done = window.terminated | window.truncated
+    window.begins = torch.cat([begins[None], window.done[:-1]])
+    window.successor = torch.where(window.done[..., None], window.final_obs, window.next_obs)
+    return window
+
+
+def plain_batch(p, window, state, obs_stats, value_stats, sampled, args):
+    """The rows to learn from, one column per (environment, learner), and the memory and statistics after the window."""
+    N, A = window.reward.shape[1], len(p["actor_logstd"])
+    owner = torch.arange(N) // (N // A)  # who acts in each environment
+    latents, logstd = p.get("latents", torch.zeros(1, 0)), p["actor_logstd"]
+    std, shift = (value_stats[1] + 1e-5).sqrt(), value_stats[0]
+
+    def evaluate(column, learner):
+        means, values, next_values, after = plain_unroll(
+            p, obs_stats, window.obs[:, column], latents[learner], state[:, column],
+            window.begins[:, column], window.successor[:, column],
+        )  # fmt: skip
+        logprob = log_density(window.action[:, column], means, logstd[learner])
+        next_values = (next_values * std + shift) * ~window.terminated[:, column]
+        return means, logprob, values * std + shift, next_values, after
+
+    # On-policy: GAE, and n-step targets for the critic (SAPG Eq. 5)
+    window.mean, logprob, values, next_values, after = evaluate(torch.arange(N), owner)
+    advantages = plain_gae(window.reward, values, next_values, window.done, args.gamma, args.gae_lambda)
+    targets = advantages + values
+    if args.critic_n_step:
+        targets = plain_n_step(window.reward, next_values, window.done, args.gamma, args.critic_n_step)
+    rows = [dict(column=torch.arange(N), learner=owner, logprob=logprob, mu=torch.ones_like(logprob))]
+    rows[0].update(advantage=advantages, value=values, target=targets)
+    value_stats = merged(merged(value_stats, values.flatten()), targets.flatten())
+
+    # Off-policy: 1-step, by the learner's own value (SAPG Eq. 6, EPO Eq. 8)
+    for column, learner in zip(*[x[:, None] for x in sampled]):
+        _, old_logprob, values, next_values, _ = evaluate(column, learner)
+        target = window.reward[:, column] + args.gamma * next_values
+        mu = (old_logprob - logprob[:, column]).exp() if args.off_policy_mu else torch.ones_like(old_logprob)
+        rows.append(dict(column=column, learner=learner, logprob=logprob[:, column], mu=mu))
+        rows[-1].update(advantage=target - values, value=values, target=target)
+
+    rows = {key: torch.cat([row[key] for row in rows], -1) for key in rows[0]}
+    rows["off"] = owner[rows["column"]] != rows["learner"]
+    rows["advantage"] = (rows["advantage"] - rows["advantage"].mean()) / (rows["advantage"].std() + 1e-8)
+    for key in ("value", "target"):  # the network learns in the value normaliser's new units
+        rows[key] = (rows[key] - value_stats[0]) / (value_stats[1] + 1e-5).sqrt()
+    return rows, after, value_stats
+
+
+def plain_loss(q, p, mb, window, state, obs_stats, args, surrogate):
+    """(loss, KL(old || new) of the on-policy rows, cases met) for columns mb, with the network at q, p having acted."""
+    column, learner, eps, A = mb["column"], mb["learner"], args.clip_coef, len(q["actor_logstd"])
+    means, values, _, _ = plain_unroll(
+        q, obs_stats, window.obs[:, column], q.get("latents", torch.zeros(1, 0))[learner], state[:, column],
+        window.begins[:, column], window.successor[:, column],
+    )  # fmt: skip
+    logstd = q["actor_logstd"][learner].expand_as(means)
+    ratio = (log_density(window.action[:, column], means, logstd) - mb["logprob"]).exp()
+    near = mb["value"] + (values - mb["value"]).clamp(-eps, eps)
+    critic = 0.5 * torch.maximum((values - mb["target"]) ** 2, (near - mb["target"]) ** 2)
+    entropy = (logstd + 0.5 * math.log(2 * math.pi * math.e)).sum(-1)
+    bounds = ((means - 1.1).clamp(min=0) ** 2 + (-1.1 - means).clamp(min=0) ** 2).sum(-1)
+    ent_coef = args.ent_coef + (args.max_ent_coef * learner / (A - 1) if A > 1 else 0.0)  # SAPG 4.5
+    loss = args.vf_coef * critic - ent_coef * entropy + args.bounds_coef * bounds
+    loss = loss - surrogate(ratio, mb["mu"], mb["advantage"], eps)
+    weight = torch.where(mb["off"], getattr(args, "off_policy_coef", 1.0), 1.0).expand_as(loss)  # SAPG Eq. 4 and 9
+
+    old_mean, old_std, std = window.mean[:, column], p["actor_logstd"][learner].exp(), logstd.exp()
+    kl = (std / old_std).log() + (old_std**2 + (old_mean - means) ** 2) / (2 * std**2) - 0.5
+    above, below = ratio > mb["mu"] * (1 + eps), ratio < mb["mu"] * (1 - eps)
+    cases = zip(*[x.flatten().tolist() for x in (mb["off"].expand_as(ratio), mb["advantage"] > 0, below, above)])
+    out = {side for side in ("above", "below") if ((means if side == "above" else -means) > 1.1).any()}
+    return (weight * loss).sum() / weight.sum(), kl.sum(-1)[:, ~mb["off"]].mean().item(), {*cases, *out}
+
+
 def expected_minibatches(run, args, surrogate=surrogate_eq3):
     """(gradients, learning rate) of every minibatch, from what the environments showed and what was sampled.
 
-    Also the set of cases met, to see that nothing went untested: (off-policy?, sign of A, side of the clip window) of
-    rows and the sides on which means were out of bounds.
+    Also the set of cases met, to see that nothing went untested: (off-policy, A > 0, ratio below, above its window) of
+    rows, and on which sides means were out of bounds.
     """
-    T, N, A, eps = args.num_steps, args.num_envs, getattr(args, "num_agents", 1), args.clip_coef
-    owner = torch.arange(N) // (N // A)  # who acts in each column
     obs_stats, value_stats = (torch.zeros(3), torch.ones(3), 1.0), (torch.zeros(()), torch.ones(()), 1.0)
-    begins = torch.ones(N, dtype=torch.bool)
-    state = torch.zeros(2, N, args.lstm_size, dtype=torch.float64)
-    lr, expected, cases = args.learning_rate, [], set()
-    per_iteration = args.update_epochs * args.num_minibatches
+    begins = torch.ones(args.num_envs, dtype=torch.bool)
+    state = torch.zeros(2, args.num_envs, args.lstm_size, dtype=torch.float64)  # h and c
+    lr, expected, cases, minibatches = args.learning_rate, [], set(), iter(run.minibatches)
+    minibatch = next(minibatches)
     for iteration in range(args.num_iterations):
-        minibatches = run.minibatches[iteration * per_iteration :][:per_iteration]
-        steps = run.steps[iteration * T :][:T]
-        p = doubles(minibatches[0].params)  # of the policies that acted
-        latents, logstd = p.get("latents", torch.zeros(1, 0)), p["actor_logstd"]
-        obs, action, reward, final_obs, next_obs = [
-            torch.stack([getattr(step, key) for step in steps]).double()
-            for key in ("obs", "action", "reward", "final_obs", "next_obs")
-        ]
-        terminated, truncated = [torch.stack([getattr(s, key) for s in steps]) for key in ("terminated", "truncated")]
-        reward, done = args.reward_scale * reward, terminated | truncated
-        begins = torch.cat([begins[-1:] if begins.dim() > 1 else begins[None], done])[: T + 1]
-        successors = torch.where(done[..., None], final_obs, next_obs)
-
-        # On-policy rows
-        window = (obs, latents[owner], state, begins[:-1], successors)
-        means, values, next_values, next_state = plain_unroll(p, obs_stats, *window)
-        std, mean = (value_stats[1] + 1e-5).sqrt(), value_stats[0]
-        values, next_values = values * std + mean, (next_values * std + mean) * ~terminated
-        advantages = plain_gae(reward, values, next_values, done, args.gamma, args.gae_lambda)
-        returns = advantages + values
-        if args.critic_n_step:
-            returns = plain_n_step(reward, next_values, done, args.gamma, args.critic_n_step)
-        value_stats = merged(merged(value_stats, values.flatten()), returns.flatten())
-        std, mean = (value_stats[1] + 1e-5).sqrt(), value_stats[0]
-        behaviour = log_density(action, means, logstd[owner])
-        rows = dict(column=torch.arange(N), learner=owner, old_mean=means, old_logprob=behaviour, advantage=advantages)
-        rows.update(old_value=(values - mean) / std, target=(returns - mean) / std, mu=torch.ones(T, N))
-
-        # Off-policy rows: Eq. 6 with the learner's value, in the value normaliser's new units
-        for c, learner in zip(*[x.tolist() for x in run.sampled[iteration]]) if A > 1 else ():
-            window = (obs[:, [c]], latents[[learner]], state[:, [c]], begins[:-1, [c]], successors[:, [c]])
-            means_l, values_l, next_values_l, _ = plain_unroll(p, obs_stats, *window)
-            target = reward[:, [c]] + args.gamma * (next_values_l * std + mean) * ~terminated[:, [c]]
-            mu = (log_density(action[:, [c]], means_l, logstd[learner]) - behaviour[:, [c]]).exp()
-            row = dict(column=torch.tensor([c]), learner=torch.tensor([learner]), old_logprob=behaviour[:, [c]])
-            row.update(old_mean=means[:, [c]], advantage=target - (values_l * std + mean), old_value=values_l)
-            row.update(target=(target - mean) / std, mu=mu if args.off_policy_mu else torch.ones_like(mu))
-            rows = {key: torch.cat([rows[key], row[key]], -2 if key == "old_mean" else -1) for key in rows}
-        rows["advantage"] = (rows["advantage"] - rows["advantage"].mean()) / (rows["advantage"].std() + 1e-8)
-        off_policy = owner[rows["column"]] != rows["learner"]
-
-        # The loss of each minibatch
-        kls = []
-        for i, minibatch in enumerate(minibatches):
-            learner = minibatch.agent_ids[0]
-            column = (minibatch.action[0][:, None] == action[0].float()).all(-1).float().argmax(1)
-            index = ((rows["column"] == column[:, None]) & (rows["learner"] == learner[:, None])).float().argmax(1)
-            mb, off = {key: value[..., index] for key, value in rows.items() if key != "old_mean"}, off_policy[index]
-            q = {key: value.requires_grad_() for key, value in doubles(minibatch.params).items()}
-            window = (obs[:, column], q.get("latents", latents)[learner], state[:, column], begins[:-1, column])
-            new_means, new_values, _, _ = plain_unroll(q, obs_stats, *window, obs[:, column])
-            new_logstd = q["actor_logstd"][learner].expand_as(new_means)
-            ratio = (log_density(action[:, column], new_means, new_logstd) - mb["old_logprob"]).exp()
-            near = mb["old_value"] + (new_values - mb["old_value"]).clamp(-eps, eps)
-            critic = 0.5 * torch.maximum((new_values - mb["target"]) ** 2, (near - mb["target"]) ** 2)
-            entropy = (new_logstd + 0.5 * math.log(2 * math.pi * math.e)).sum(-1)
-            bounds = (new_means - 1.1).clamp(min=0).pow(2).sum(-1) + (-1.1 - new_means).clamp(min=0).pow(2).sum(-1)
-            ent_coef = args.ent_coef + (getattr(args, "max_ent_coef", 0.0) * learner / (A - 1) if A > 1 else 0.0)
-            loss = args.vf_coef * critic - surrogate(ratio, mb["mu"], mb["advantage"], eps)
-            loss = loss - ent_coef * entropy + args.bounds_coef * bounds
-            weight = torch.where(off, getattr(args, "off_policy_coef", 1.0), 1.0).expand_as(loss)
-            ((weight * loss).sum() / weight.sum()).backward()
-            expected.append(({key: value.grad for key, value in q.items()}, lr))
-
-            for o, a, side in zip(*[x.flatten().tolist() for x in (
-                off.expand_as(ratio), mb["advantage"] > 0,
-                (ratio > mb["mu"] * (1 + eps)).int() - (ratio < mb["mu"] * (1 - eps)).int(),
-            )]):  # fmt: skip
-                cases.add((o, a, side))
-            cases |= {side for side in (-1, 1) if (side * new_means > 1.1).any()}
-            # KL(old || new) of the on-policy rows moves the learning rate after each epoch
-            old_mean, old_std, new_std = rows["old_mean"][:, index], logstd[learner].exp(), new_logstd.exp()
-            kl = (new_std / old_std).log() + (old_std**2 + (old_mean - new_means) ** 2) / (2 * new_std**2) - 0.5
-            kls.append(kl.sum(-1)[:, ~off].mean().item())
-            if i % args.num_minibatches == args.num_minibatches - 1:
-                kl = sum(kls[-args.num_minibatches :]) / args.num_minibatches
-                if kl > 2 * args.kl_threshold:
-                    lr = max(lr / 1.5, 1e-6)
-                elif kl < 0.5 * args.kl_threshold:
-                    lr = min(lr * 1.5, 1e-2)
-        obs_stats = merged(obs_stats, obs.flatten(0, 1))
-        state = torch.stack(next_state) if args.lstm else state
+        window = plain_window(run.steps[iteration * args.num_steps :][: args.num_steps], begins, args)
+        p = doubles(minibatch.params)  # of the policies that acted
+        sampled = run.sampled[iteration] if run.sampled else torch.zeros(2, 0)
+        rows, next_state, value_stats = plain_batch(p, window, state, obs_stats, value_stats, sampled, args)
+        for _ in range(args.update_epochs):
+            kls = []
+            for _ in range(args.num_minibatches):
+                column = (minibatch.action[0][:, None] == window.action[0].float()).all(-1).float().argmax(1)
+                is_row = (rows["column"] == column[:, None]) & (rows["learner"] == minibatch.agent_ids[0][:, None])
+                assert (is_row.sum(1) == 1).all()
+                mb = {key: value[..., is_row.float().argmax(1)] for key, value in rows.items()}
+                q = {key: value.requires_grad_() for key, value in doubles(minibatch.params).items()}
+                loss, kl, met = plain_loss(q, p, mb, window, state, obs_stats, args, surrogate)
+                loss.backward()
+                expected.append(({key: value.grad for key, value in q.items()}, lr))
+                kls.append(kl)
+                cases |= met
+                minibatch = next(minibatches, None)
+            kl = sum(kls) / len(kls)
+            if kl > 2 * args.kl_threshold:
+                lr = max(lr / 1.5, 1e-6)
+            elif kl < 0.5 * args.kl_threshold:
+                lr = min(lr * 1.5, 1e-2)
+        obs_stats = merged(obs_stats, window.obs.flatten(0, 1))
+        begins, state = window.done[-1], torch.stack(next_state) if args.lstm else state
     return expected, cases
 
 
@@ -388,11 +416,15 @@ def assert_same_gradients(run, expected):
         assert minibatch.lr == pytest.approx(lr)
         for name, gradient in gradients.items():
             error = (minibatch.grads[name] - gradient).norm()
-            assert error < 1e-3 * gradient.norm() + 1e-6, name
+            assert error < 1e-4 * gradient.norm() + 1e-6, name
 
 
-ON_POLICY = {(False, a, side) for a in (False, True) for side in (-1, 0, 1)} | {-1, 1}
-OFF_POLICY = {(True, a, side) for a in (False, True) for side in (-1, 0, 1)}  # both signs of A, below, inside, above
+def every_case(off_policy):
+    """Both signs of A; below, inside and above the window."""
+    return {(off_policy, a, *side) for a in (False, True) for side in ((True, False), (False, False), (False, True))}
+
+
+ON_POLICY, OFF_POLICY = every_case(False) | {"below", "above"}, every_case(True)
 
 
 @pytest.mark.parametrize("flags", [
@@ -451,7 +483,6 @@ def test_every_step_is_adams_on_the_clipped_gradient(train, script, flags):
     assert max(norms) > 0.3
 
 
-@pytest.mark.xfail(strict=True, reason="0 / 0 in a minibatch that holds off-policy columns alone")
 @every_population
 def test_off_policy_coef_zero_is_finite_for_any_minibatch(train, script):
     flags = f"--no-cuda --env-id {DRIFT} --num-envs 8 --num-agents 4 --num-steps 4 --total-timesteps 64"
@@ -483,24 +514,29 @@ def mask(*indices, size=6):
     return torch.tensor([i in indices for i in range(size)])
 
 
+NOT_KNOWN = None
+
+
+def per_agent(fitness):
+    return [NOT_KNOWN if math.isnan(x) else x for x in fitness.per_agent().tolist()]
+
+
 def test_fitness_is_the_mean_of_each_environments_latest_episode():
     fitness = epo.Fitness(6, 3, "cpu")
-    assert not fitness.per_agent()[1].any()
+    assert per_agent(fitness) == [NOT_KNOWN, NOT_KNOWN, NOT_KNOWN]
     fitness.record(mask(0, 1, 2), fitness_of(10, 20, 30, 99, 99, 99))
-    assert fitness.per_agent()[1].tolist() == [True, False, False]  # agent 1 has one of two
+    assert per_agent(fitness) == [15.0, NOT_KNOWN, NOT_KNOWN]  # agent 1 has one of two
     fitness.record(mask(1, 3, 4, 5), fitness_of(99, 40, 99, 50, 7, 8))
-    mean, known = fitness.per_agent()
-    assert mean.tolist() == [25.0, 40.0, 7.5] and known.all()  # the latest of environment 1 wins
+    assert per_agent(fitness) == [25.0, 40.0, 7.5]  # the latest of environment 1 wins
 
 
 def test_fitness_of_an_agent_moves_with_its_own_environments_alone():
     fitness = epo.Fitness(6, 3, "cpu")
     fitness.record(mask(0, 1, 2, 3, 4, 5), fitness_of(1, 2, 3, 4, 5, 6))
     for agent in range(3):
-        before = fitness.per_agent()[0]
+        before = fitness.per_agent()
         fitness.record(mask(2 * agent, 2 * agent + 1), fitness_of(*[100 * (agent + 1)] * 6))
-        changed = fitness.per_agent()[0] != before
-        assert changed.tolist() == [k == agent for k in range(3)]
+        assert (fitness.per_agent() != before).tolist() == [k == agent for k in range(3)]
 
 
 def test_episodes_that_began_with_the_old_genome_do_not_count():
@@ -508,21 +544,19 @@ def test_episodes_that_began_with_the_old_genome_do_not_count():
     everywhere = mask(0, 1, 2, 3, 4, 5)
     fitness.record(everywhere, fitness_of(1, 1, 1, 1, 1, 1))
     fitness.new_genome([1])
-    assert fitness.per_agent()[1].tolist() == [True, False, True]
+    assert per_agent(fitness) == [1.0, NOT_KNOWN, 1.0]
     fitness.record(everywhere, fitness_of(2, 2, 2, 2, 2, 2))  # for agent 1: the episodes that were running
-    mean, known = fitness.per_agent()
-    assert mean.tolist() == [2.0, 0.0, 2.0] and known.tolist() == [True, False, True]
+    assert per_agent(fitness) == [2.0, NOT_KNOWN, 2.0]
     fitness.record(everywhere, fitness_of(3, 3, 3, 4, 3, 3))
-    mean, known = fitness.per_agent()
-    assert mean.tolist() == [3.0, 3.5, 3.0] and known.all()
+    assert per_agent(fitness) == [3.0, 3.5, 3.0]
 
 
 @pytest.mark.parametrize("n", [10, 20, 30])
 def test_fitness_is_known_from_nine_tenths_of_the_environments(n):
     fitness = epo.Fitness(2 * n, 2, "cpu")
-    for count, known in ((9 * n // 10 - 1, False), (9 * n // 10, True)):
+    for count, known in ((9 * n // 10 - 1, NOT_KNOWN), (9 * n // 10, 1.0)):
         fitness.record(mask(*range(count), size=2 * n), torch.ones(2 * n))
-        assert fitness.per_agent()[1].tolist() == [known, False]
+        assert per_agent(fitness) == [known, NOT_KNOWN]
 
 
 # ---------------------------------------------------------------- EPO: the genetic algorithm
@@ -541,9 +575,8 @@ def evolve(fitness=FITNESS, num_elites=3, crossover="average", mutation_std=0.0,
     before, state = latents.detach().clone(), {k: v.clone() for k, v in optimizer.state[latents].items()}
     args = SimpleNamespace(num_elites=num_elites, crossover=crossover, mutation_std=mutation_std)
     lineage = epo.genetic_algorithm_step(latents, fitness, optimizer, args)
-    return SimpleNamespace(
-        before=before, after=latents.detach().clone(), lineage=lineage, latents=latents, optimizer=optimizer, state=state
-    )  # fmt: skip
+    after = latents.detach().clone()
+    return SimpleNamespace(before=before, after=after, lineage=lineage, latents=latents, optimizer=optimizer, state=state)
 
 
 @pytest.mark.parametrize("crossover", ["average", "uniform", "fitness_weighted"])
@@ -647,9 +680,9 @@ def test_latents_train_on_after_a_generation():
 @pytest.mark.parametrize("flags", [
     "--ga-threshold 0",  # as soon as the children have been judged
     "--ga-threshold 0.2",
-    "--ga-threshold 0 --ga-warmup 5",
-    "--ga-threshold 1e9 --ga-interval 2",  # Eq. 3 has no say
-    "--ga-threshold 0 --ga-interval 6",
+    "--ga-threshold 0 --ga-warmup 5.01",
+    "--ga-threshold 1e9 --ga-interval 2.01",  # Eq. 3 has no say
+    "--ga-threshold 0 --ga-interval 6.01",
     "--ga-threshold 1e9",
 ])  # fmt: skip
 def test_generations_come_when_the_papers_rule_says(train, flags):

@@ -34,9 +34,10 @@ def definitions(script):
     """Source of everything that stands at the top level of a script, name -> text."""
     text, found = (ROOT / script).read_text(), {}
     for node in ast.parse(text).body:
-        names = [node.name] if hasattr(node, "name") else [t.id for t in getattr(node, "targets", [])]
-        for name in names:
-            found[name] = ast.get_source_segment(text, node)
+        names = [node.name] if hasattr(node, "name") else []
+        for target in getattr(node, "targets", []):
+            names += [name.id for name in getattr(target, "elts", [target])]  # A, B = 1, 2
+        found.update({name: ast.get_source_segment(text, node) for name in names})
     return found
 
 
@@ -111,8 +112,8 @@ def test_every_flag_is_documented_and_read(script):
 
 
 SHARED = (
-    "TASK_HYPERPARAMETERS CPU_NUM_ENVS MAX_LOG_RATIO refuse RunningMeanStd layer_init compute_gae n_step_returns"
-    " adapt_learning_rate"
+    "PAPER_NUM_ENVS CPU_NUM_ENVS TASK_HYPERPARAMETERS MAX_LOG_RATIO refuse RunningMeanStd layer_init compute_gae"
+    " n_step_returns adapt_learning_rate"
 )
 SHARED_BY_POPULATIONS = "POPULATION_HYPERPARAMETERS LEADER Agent sample_offpolicy_columns offpolicy_batch"
 
