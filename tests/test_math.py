@@ -366,8 +366,8 @@ def plain_loss(q, p, mb, window, state, obs_stats, args, surrogate):
     kl = (std / old_std).log() + (old_std**2 + (old_mean - means) ** 2) / (2 * std**2) - 0.5
     above, below = ratio > mb["mu"] * (1 + eps), ratio < mb["mu"] * (1 - eps)
     cases = zip(*[x.flatten().tolist() for x in (mb["off"].expand_as(ratio), mb["advantage"] > 0, below, above)])
-    out = {side for side in ("above", "below") if ((means if side == "above" else -means) > 1.1).any()}
-    return (weight * loss).sum() / weight.sum(), kl.sum(-1)[:, ~mb["off"]].mean().item(), {*cases, *out}
+    out_of_bounds = {side for side, mean in ((1, means), (-1, -means)) if (mean > 1.1).any()}
+    return (weight * loss).sum() / weight.sum(), kl.sum(-1)[:, ~mb["off"]].mean().item(), out_of_bounds.union(cases)
 
 
 def expected_minibatches(run, args, surrogate=surrogate_eq3):
@@ -424,7 +424,7 @@ def every_case(off_policy):
     return {(off_policy, a, *side) for a in (False, True) for side in ((True, False), (False, False), (False, True))}
 
 
-ON_POLICY, OFF_POLICY = every_case(False) | {"below", "above"}, every_case(True)
+ON_POLICY, OFF_POLICY = every_case(False) | {-1, 1}, every_case(True)
 
 
 @pytest.mark.parametrize("flags", [
@@ -576,7 +576,9 @@ def evolve(fitness=FITNESS, num_elites=3, crossover="average", mutation_std=0.0,
     args = SimpleNamespace(num_elites=num_elites, crossover=crossover, mutation_std=mutation_std)
     lineage = epo.genetic_algorithm_step(latents, fitness, optimizer, args)
     after = latents.detach().clone()
-    return SimpleNamespace(before=before, after=after, lineage=lineage, latents=latents, optimizer=optimizer, state=state)
+    result = SimpleNamespace(before=before, after=after, state=state, lineage=lineage)
+    result.latents, result.optimizer = latents, optimizer
+    return result
 
 
 @pytest.mark.parametrize("crossover", ["average", "uniform", "fitness_weighted"])

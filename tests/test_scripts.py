@@ -159,6 +159,14 @@ def test_help_lists_every_flag(script, capsys):
     assert not list(pathlib.Path().iterdir())
 
 
+@pytest.mark.parametrize("env_id, epochs", [("Moat", 2), ("Cartpole", 8)])
+def test_help_shows_the_defaults_of_the_task(env_id, epochs, capsys):
+    with pytest.raises(SystemExit):
+        ppo.main(["--env-id", env_id, "--help"])
+    text = re.sub(r"[^\w:().]+", " ", capsys.readouterr().out)  # without frame and line breaks
+    assert f"mini_epochs) (default: {epochs})" in text
+
+
 def test_help_of_a_process():
     result = run(epo, "--help")
     assert result.returncode == 0 and "--ga-threshold" in result.stdout and not list(pathlib.Path().iterdir())
@@ -196,6 +204,7 @@ BAD = [  # flags, flag named, value named, what is valid
     ("--env-id Allegrokukaregrasping", "--env-id", "Allegrokukaregrasping", "did you mean AllegroKukaRegrasping"),
     ("--env-id nowhere:Task", "--env-id", "nowhere:Task", "must be an importable package.module:Class"),
     ("--env-id envs.tasks.moat:Goat", "--env-id", "envs.tasks.moat:Goat", "must be an importable package.module:Class"),
+    ("--env-id os.path:join", "--env-id", "os.path:join", "must be package.module:Class"),
     ("--env-id Cartpole --engine isaacgym", "--engine", "isaacgym", "valid here: auto, mujoco"),
     ("--env-id Moat --num-envs 0", "--num-envs", "0", "at least 1"),
     ("--env-id Moat --num-envs -5", "--num-envs", "-5", "at least 1"),
@@ -218,6 +227,7 @@ BAD_POPULATION = [
     (f"{MOAT_64} --num-agents 0", "--num-agents", "0", "at least 1"),
     ("--env-id Moat --num-agents 0", "--num-agents", "0", "at least 1"),
     (f"{MOAT_64} --num-agents -4", "--num-agents", "-4", "at least 1"),
+    ("--env-id Moat --num-agents -3", "--num-agents", "-3", "at least 1"),
     (f"{MOAT_64} --num-agents 4 --latent-dim -1", "--latent-dim", "-1", "at least 0"),
     (f"{MOAT_64} --num-agents 4 --off-policy-ratio 3.5", "--off-policy-ratio", "3.5", "at most 3\\b"),
 ]
@@ -230,7 +240,7 @@ BAD_EVOLUTION = [
 
 
 @pytest.mark.parametrize("script, bad", [
-    *[(script, (f"{bad[0]} {POPULATION[script]}", *bad[1:])) for script in SCRIPTS for bad in BAD],
+    *[(script, (f"{POPULATION[script]} {bad[0]}", *bad[1:])) for script in SCRIPTS for bad in BAD],
     *[(script, bad) for script in (sapg, epo) for bad in BAD_POPULATION],
     *[(epo, bad) for bad in BAD_EVOLUTION],
 ], ids=lambda x: x.__name__ if hasattr(x, "__name__") else " ".join(x[1:3]))  # fmt: skip
