@@ -118,8 +118,8 @@ class Args:
     """columns of others that the leader learns from, in multiples of its own n (SAPG Algorithm 1: 1); 0: none"""
     off_policy_coef: float = 1.0
     """lambda: weight of an off-policy row against an on-policy one (SAPG Eq. 4)"""
-    off_policy_mu: bool = True
-    """centre the off-policy clip window on mu (SAPG Eq. 3); --no-off-policy-mu: on 1, as in the released code"""
+    off_policy_mu: bool = False
+    """centre the off-policy clip window on mu (SAPG Eq. 3); off: on 1, as released, which measured better"""
     aggregation: Literal["leader-follower", "symmetric"] = "leader-follower"
     """who learns from others: the leader alone (SAPG 4.3) or everybody (SAPG 4.2)"""
 

@@ -203,4 +203,5 @@ def test_latents_train_on_after_generations_in_a_run(train):
         assert torch.equal(run.minibatches[first].params["latents"], generation.latents)  # acted with the new genomes
         for child, i, j in generation.lineage:
             for k in (child, i, j, 0):
-                assert (run.minibatches[first + 1].params["latents"][k] != generation.latents[k]).any()
+                # three minibatches later: the first may hold none of the child's columns, and it has no momentum
+                assert (run.minibatches[first + 3].params["latents"][k] != generation.latents[k]).any()

@@ -23,7 +23,7 @@ def main():
             for row in csv.DictReader(file):
                 curves[row["name"]][int(row["seed"])].append((int(row["step"]), float(row["leader_objective"])))
         figure, axes = plt.subplots(1, len(curves) + 1, figsize=(3.2 * (len(curves) + 1), 3.2), sharey=True)
-        print(f"\n{name}\n| | seeds | median | minimum | share of seeds at 12 or more | final objectives |\n|-|-|-|-|-|-|")
+        print(f"\n{name}\n\n| | seeds | median | minimum | at 12 or more | final objectives |\n|-|-|-|-|-|-|")
         for i, (label, seeds) in enumerate(curves.items()):
             for seed in seeds.values():
                 axes[i].plot(*zip(*seed), lw=0.8)
@@ -33,7 +33,8 @@ def main():
             axes[-1].plot(i, statistics.median(finals), "k_", ms=18)
             share = sum(final >= 12 for final in finals) / len(finals)
             numbers = ", ".join(f"{final:.1f}" for final in finals)
-            print(f"| {label} | {len(finals)} | {statistics.median(finals):.1f} | {min(finals):.1f} | {share:.0%} | {numbers} |")
+            summary = f"{len(finals)} | {statistics.median(finals):.1f} | {min(finals):.1f} | {share:.0%}"
+            print(f"| {label} | {summary} | {numbers} |")
         axes[0].set_ylabel("leader's final value")
         axes[-1].set(title="final, every seed", xticks=range(len(curves)))
         axes[-1].set_xticklabels(curves, rotation=30, ha="right", fontsize=7)

@@ -1,7 +1,8 @@
 """Run the Moat experiments of benchmarks/README.md: `python benchmarks/moat/run.py population|targets [--workers 2]`.
 
 Every run is a script of this repository in a subprocess on one thread; its leader's objective, read from TensorBoard,
-is appended to {experiment}.csv as rows of name, seed, step, leader_objective, generations. Runs already in the csv are not repeated.
+is appended to {experiment}.csv as rows of name, seed, step, leader_objective, generations. Runs already in the csv are
+not repeated.
 """
 
 import argparse
