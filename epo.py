@@ -138,8 +138,8 @@ class Args:
     """episodes per environment between generations, in place of Eq. 3 (EPO 4.1's simpler alternative); 0: Eq. 3"""
 
     # Runtime
-    device: str = field(init=False, default="cpu")
-    num_iterations: int = field(init=False, default=0)
+    device: tyro.conf.Suppress[str] = field(init=False, default="cpu")
+    num_iterations: tyro.conf.Suppress[int] = field(init=False, default=0)
 
 
 def parse_args(argv=None):
@@ -152,7 +152,7 @@ def parse_args(argv=None):
         if args.device == "cpu" and args.num_envs == PAPER_NUM_ENVS:
             args.num_envs = CPU_NUM_ENVS
         # SAPG: equal blocks
-        args.num_envs = args.num_envs // max(args.num_agents, 1) * args.num_agents or args.num_envs
+        args.num_envs -= args.num_envs % max(1, min(args.num_agents, args.num_envs))
     if args.num_elites is None:
         args.num_elites = max(args.num_agents - 2, 2)  # EPO
     check_args(args)

@@ -103,8 +103,8 @@ class Args:
     """H: units of the LSTM (SAPG, EPO B.2: 768)"""
 
     # Runtime
-    device: str = field(init=False, default="cpu")
-    num_iterations: int = field(init=False, default=0)
+    device: tyro.conf.Suppress[str] = field(init=False, default="cpu")
+    num_iterations: tyro.conf.Suppress[int] = field(init=False, default=0)
 
 
 def parse_args(argv=None):

@@ -122,8 +122,8 @@ class Args:
     """who learns from others: the leader alone (SAPG 4.3) or everybody (SAPG 4.2)"""
 
     # Runtime
-    device: str = field(init=False, default="cpu")
-    num_iterations: int = field(init=False, default=0)
+    device: tyro.conf.Suppress[str] = field(init=False, default="cpu")
+    num_iterations: tyro.conf.Suppress[int] = field(init=False, default=0)
 
 
 def parse_args(argv=None):
@@ -136,7 +136,7 @@ def parse_args(argv=None):
         if args.device == "cpu" and args.num_envs == PAPER_NUM_ENVS:
             args.num_envs = CPU_NUM_ENVS
         # SAPG: equal blocks
-        args.num_envs = args.num_envs // max(args.num_agents, 1) * args.num_agents or args.num_envs
+        args.num_envs -= args.num_envs % max(1, min(args.num_agents, args.num_envs))
     check_args(args)
     args.num_iterations = max(1, args.total_timesteps // (args.num_envs * args.num_steps))
     return args
