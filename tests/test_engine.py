@@ -168,6 +168,25 @@ def test_external_force_accelerates_by_force_over_mass_and_ends_with_the_step():
     assert abs(engine.qvel[1, 0] - 3.0 * time) < 1e-5
 
 
+def test_the_models_own_sensors_are_read_and_forgotten_at_a_reset():
+    spec = make_spec()
+    sensor = dict(type=mujoco.mjtSensor.mjSENS_JOINTACTFRC, objtype=mujoco.mjtObj.mjOBJ_JOINT)
+    for name in ("upper", "lower"):
+        spec.add_sensor(objname=name, **sensor)
+    engine = make_engine("mujoco", [spec], 3, 2, BODIES, "cpu")
+    assert engine.sensors.shape == (3, 2) and not engine.sensors.any()
+    assert_fresh(engine)
+    ctrl = torch.tensor([[0.1, 0.2], [0.3, 0.4], [0.5, 0.6]])
+    engine.step(ctrl)
+    assert torch.allclose(engine.sensors, 5.0 * ctrl.flip(1))  # gear times control, in the order of the sensors
+    assert_fresh(engine)
+    state = engine.state_dict()
+    engine.set_state(torch.tensor([False, True, False]), engine.qpos.clone(), engine.qvel.clone())
+    assert torch.allclose(engine.sensors, torch.tensor([[1.0], [0.0], [1.0]]) * 5.0 * ctrl.flip(1))
+    engine.load_state_dict(state)
+    assert torch.allclose(engine.sensors, 5.0 * ctrl.flip(1))
+
+
 def test_state_dict_continues_to_the_bit():
     engine, other = make(), make()
     settle(engine)

@@ -29,14 +29,16 @@ class MujocoCpu:
         qpos (N, nq), qvel (N, nv)                            joint coordinates and velocities
         body_pos (N, B, 3), body_quat (N, B, 4)               pose of the body frame
         body_linvel (N, B, 3), body_angvel (N, B, 3)          velocity of the body frame's origin; angular velocity
+        sensors (N, S)                                        the models' own sensors, in the order of the model
         broken (N,) bool                                      worlds that broke in the last step, see `step`
+    MuJoCo reads sensors before it moves: they tell of the last substep's begin, and are 0 after `set_state`.
     The state itself is kept in float64. A step is a function of state and control alone: nothing is warm-started.
     """
 
     name = "mujoco"
 
     def __init__(self, models, num_envs, substeps, bodies, device):
-        """models: mujoco.MjSpec, without sensors, alike but for numbers (sizes, masses, gains); bodies: their names.
+        """models: mujoco.MjSpec, alike but for numbers (sizes, masses, gains); bodies: names of those to be read.
 
         One control step is `substeps` steps of the models' timestep. An iterable that makes the specs one by one needs
         far less memory than a list.
@@ -72,11 +74,13 @@ class MujocoCpu:
         self._xfrc = self._control[:, :, self.nu :].reshape(num_envs, substeps, first.nbody, 6)  # a view
         self._pushed = False  # whether _xfrc holds anything but zeros
         self._body_ids = [first.body(name).id for name in bodies]
-        self._sensors = np.zeros((num_envs, 1, self._readout_model.nsensordata))
+        self._pose_sensors = np.zeros((num_envs, 1, self._readout_model.nsensordata))
+        self._model_sensors = np.zeros((num_envs, substeps, first.nsensordata))
 
         # numpy writes, torch reads: on the CPU the same memory, on another device a copy
         self._host_joints = np.zeros((num_envs, self.nq + self.nv), np.float32)
         self._host_poses = np.zeros((num_envs, len(bodies), 13), np.float32)
+        self.sensors = torch.zeros(num_envs, first.nsensordata, device=self.device)
         self._joints = torch.from_numpy(self._host_joints).to(self.device)
         self._poses = torch.from_numpy(self._host_poses).to(self.device)
         self.qpos, self.qvel = self._joints.split([self.nq, self.nv], 1)
@@ -109,12 +113,15 @@ class MujocoCpu:
             skip_checks=True,
             nstep=self.substeps,
             state=self._trajectory,
+            sensordata=self._model_sensors if self._model_sensors.size else None,
         )
         after = self._trajectory[:, -1]
         broken = self._find_broken(after)
         self._state[:] = after
         self._state[broken] = self._initial[np.flatnonzero(broken) % len(self.models)]
         self.broken.copy_(torch.from_numpy(broken))
+        self.sensors.copy_(torch.from_numpy(self._model_sensors[:, -1]))
+        self.sensors[self.broken] = 0.0
         self._refresh(np.arange(self.num_envs))
 
     def set_state(self, mask, qpos, qvel):
@@ -125,15 +132,17 @@ class MujocoCpu:
         self._state[rows] = self._initial[rows % len(self.models)]
         self._state[rows, 1 : 1 + self.nq] = qpos.detach().cpu().numpy()[rows]
         self._state[rows, 1 + self.nq : 1 + self.nq + self.nv] = qvel.detach().cpu().numpy()[rows]
+        self.sensors[mask.to(self.device)] = 0.0
         self._refresh(rows)
 
     def state_dict(self):
-        """The physics state (N, ...) float64: all that is needed to go on exactly."""
-        return {"state": torch.from_numpy(self._state.copy())}
+        """The physics state (N, ...) float64 and the sensors' readings: all that is needed to go on exactly."""
+        return {"state": torch.from_numpy(self._state.copy()), "sensors": self.sensors.clone()}
 
     def load_state_dict(self, state):
         """Restore what `state_dict` returned."""
         self._state[:] = state["state"].cpu().numpy()
+        self.sensors.copy_(state["sensors"])
         self._refresh(np.arange(self.num_envs))
 
     def render(self, index, camera=-1, width=640, height=480, markers=None):
@@ -161,7 +170,7 @@ class MujocoCpu:
         state = self._state[rows]
         self._host_joints[rows] = state[:, 1 : 1 + self.nq + self.nv]
         if self._body_ids:
-            sensors = self._sensors[: len(rows)]
+            sensors = self._pose_sensors[: len(rows)]
             self._rollout.rollout(
                 [self._readout_model] * len(rows),
                 self._readout_data,
@@ -184,6 +193,8 @@ class MujocoCpu:
 def _make_readout(spec, bodies):
     """A compiled copy of `spec` that only measures: sensors on `bodies`, nothing that pushes."""
     spec = spec.copy()
+    for sensor in spec.sensors:
+        spec.delete(sensor)
     for name in bodies:
         for sensor in POSE:
             spec.add_sensor(type=sensor, objtype=mujoco.mjtObj.mjOBJ_XBODY, objname=name)
