@@ -10,6 +10,7 @@ from envs.base import VectorEnv
 
 TASKS = {
     "AllegroKukaRegrasping": "envs.tasks.allegro_kuka:AllegroKukaRegrasping",
+    "Anymal": "envs.tasks.anymal:Anymal",
     "Cartpole": "envs.tasks.cartpole:Cartpole",
     "Moat": "envs.tasks.moat:Moat",
 }
