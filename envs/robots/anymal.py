@@ -1,4 +1,4 @@
-"""ANYmal C on flat ground: a free base and four legs of three hinges, built from primitive shapes and published numbers.
+"""ANYmal C on flat ground: a free base and four legs of three hinges, of primitive shapes and published numbers.
 
 Lengths in m, angles in rad, masses in kg, inertias in kg m^2 about the centre of mass in body axes. Quaternions are
 (w, x, y, z). x points forward, y to the left, z up. Joint order, everywhere: legs LF, LH, RF, RH, each with hip
@@ -26,35 +26,40 @@ CONTACT_RESPONSE = (0.01, 1.0)  # MuJoCo's solref: time constant (s), damping ra
 CONTACT_NET_FORCE = (2, 3, 1)  # MuJoCo's contact sensor: the force alone, as the sum over all contacts, one slot
 COS, SIN = 0.25881905, 0.96592583  # of 75 degrees
 
-# body: mass, centre of mass, inertia (xx, yy, zz, xy, xz, yz), shapes. A shape is a capsule (end, end, radius), in place
-# of the file's cylinders and as long as they are between its caps, or a sphere (centre, radius). Shapes touch nothing but
-# the ground, and a plane feels only their convex hull: two capsules have that of the base's eleven lower shapes.
+# body: mass, centre of mass, inertia (xx, yy, zz, xy, xz, yz), shapes. A shape is a sphere (centre, radius), a box
+# (centre, half edges) or, in place of the file's cylinders, a capsule (end, end, radius) with its caps beyond the ends.
+# Shapes touch the ground alone, and a plane meets only their convex hull: two capsules have that of the base's twelve
+# lower shapes.
 BASE = (26.37319938, (-0.0177939, -0.0001782, 0.0085043),
         (0.21671194, 1.7851629, 1.83370072, 0.00922381, 0.05893319, -0.00016378),
-        [((-0.5245, 0.07, 0), (0.5245, 0.07, 0), 0.09), ((-0.5245, -0.07, 0), (0.5245, -0.07, 0), 0.09),
-         ((-0.364, 0, 0.0735), (-0.364, 0, 0.1935), 0.07)])  # fmt: skip
+        [("capsule", (-0.5245, 0.07, 0), (0.5245, 0.07, 0), 0.09),
+         ("capsule", (-0.5245, -0.07, 0), (0.5245, -0.07, 0), 0.09),
+         ("capsule", (-0.364, 0, 0.0735), (-0.364, 0, 0.1935), 0.07)])  # fmt: skip
+THIGH_SHAPES = [("capsule", (0, 0, 0), (0.08, 0, 0), 0.065),
+                ("capsule", (-0.0397, 0, -0.285), (0.1003, 0, -0.285), 0.05),
+                ("box", (0.03, 0, -0.141314), (0.03, 0.0375, 0.141314))]  # fmt: skip
 # Hip, thigh, shank of LF and RH, then of LH and RF, which are nearly the mirror image in y.
 LEG = [
     (2.781, (0.0566606, -0.015294, -0.0082978),
      (0.003295526, 0.005044349, 0.005726904, -1.038823e-05, 0.0001070622, -0.0003194918),
-     [((0.0599, 0.04866, 0.0281), (0.0599, -0.07258, -0.04191), 0.05)]),
+     [("capsule", (0.0599, 0.04866, 0.0281), (0.0599, -0.07258, -0.04191), 0.05)]),
     (3.071, (0.0308147, 4.65e-05, -0.2456957),
-     (0.02956379, 0.02990405, 0.004861085, 4.42919e-05, 0.004142426, 9.447996e-05),
-     [((0, 0, 0), (0.08, 0, 0), 0.065), ((-0.0397, 0, -0.285), (0.1003, 0, -0.285), 0.05)]),
+     (0.02956379, 0.02990405, 0.004861085, 4.42919e-05, 0.004142426, 9.447996e-05), THIGH_SHAPES),
     (0.58842, (0.005462, -0.0612528, -0.0806598),
      (0.01016114, 0.00881038, 0.001549784, -5.357133e-05, -2.266043e-05, -0.001819354),
-     [((0.01305, -0.08795, -0.31024), (0.01305, -0.08795, -0.02773), 0.0175), ((0.01305, -0.08795, -0.31547), 0.03)]),
+     [("capsule", (0.01305, -0.08795, -0.31024), (0.01305, -0.08795, -0.02773), 0.0175),
+      ("sphere", (0.01305, -0.08795, -0.31547), 0.03)]),
 ]  # fmt: skip
 MIRRORED_LEG = [
     (2.781, (0.0567633, 0.015294, -0.0082978),
      (0.003295526, 0.00504617, 0.005728725, -1.100526e-05, -0.0001091211, 0.0003194918),
-     [((0.0599, -0.04866, 0.0281), (0.0599, 0.07258, -0.04191), 0.05)]),
+     [("capsule", (0.0599, -0.04866, 0.0281), (0.0599, 0.07258, -0.04191), 0.05)]),
     (3.071, (0.0308147, 4.65e-05, -0.2456957),
-     (0.02956379, 0.02990405, 0.004861085, 4.43959e-05, 0.004142426, 0.000114794),
-     [((0, 0, 0), (0.08, 0, 0), 0.065), ((-0.0397, 0, -0.285), (0.1003, 0, -0.285), 0.05)]),
+     (0.02956379, 0.02990405, 0.004861085, 4.43959e-05, 0.004142426, 0.000114794), THIGH_SHAPES),
     (0.58842, (0.005462, 0.0612528, -0.0806598),
      (0.01016114, 0.00881038, 0.001549784, 5.357133e-05, -2.266043e-05, 0.001819354),
-     [((0.01305, 0.08795, -0.31024), (0.01305, 0.08795, -0.02773), 0.0175), ((0.01305, 0.08795, -0.31547), 0.03)]),
+     [("capsule", (0.01305, 0.08795, -0.31024), (0.01305, 0.08795, -0.02773), 0.0175),
+      ("sphere", (0.01305, 0.08795, -0.31547), 0.03)]),
 ]  # fmt: skip
 HAA_LIMITS = {"L": (-0.72, 0.49), "R": (-0.49, 0.72)}
 OTHER_LIMITS = (-9.42478, 9.42478)
@@ -71,17 +76,21 @@ def build_anymal():
     spec = mujoco.MjSpec()
     spec.compiler.degree = False
     spec.option.timestep = TIMESTEP
-    # Settings by measurement against steps of 0.5 ms. An implicit integrator damps the light shanks' joints but not what
-    # the contacts expect of them: standing feet hop. With three substeps flailing legs go twice too fast.
+    # Measured against steps of 0.5 ms. An implicit integrator damps the light shanks' joints where the contacts do
+    # not expect it, and standing feet hop. With three substeps flailing legs sink half as deep again.
     spec.option.integrator = mujoco.mjtIntegrator.mjINT_EULER
-    # Standing splay-legged, the feet creep 100 mm in 5 s with MuJoCo's defaults, 0.5 mm with these. At this few contacts
-    # PGS is as exact as Newton at half the cost.
+    # With MuJoCo's defaults the feet of the splayed legs creep 100 mm in 4 s of standing, with these 0.5 mm. With so
+    # few contacts PGS is as exact as Newton for 2/3 of the time.
     spec.option.cone = mujoco.mjtCone.mjCONE_ELLIPTIC
     spec.option.impratio = 10.0
     spec.default.geom.solimp = CONTACT_IMPEDANCE
     spec.default.geom.solref = CONTACT_RESPONSE
     spec.option.solver = mujoco.mjtSolver.mjSOL_PGS
     spec.option.iterations = 20
+    spec.add_texture(
+        type=mujoco.mjtTexture.mjTEXTURE_SKYBOX, builtin=mujoco.mjtBuiltin.mjBUILTIN_GRADIENT, width=64, height=384,
+        rgb1=(0.9, 0.95, 1.0), rgb2=(0.6, 0.7, 0.8),
+    )  # fmt: skip
     grid = spec.add_texture(
         name="grid", type=mujoco.mjtTexture.mjTEXTURE_2D, builtin=mujoco.mjtBuiltin.mjBUILTIN_CHECKER, width=300,
         height=300, rgb1=(0.75, 0.78, 0.8), rgb2=(0.65, 0.68, 0.7),
@@ -117,7 +126,9 @@ def build_anymal():
             drive = spec.add_actuator(name=joint, target=joint, trntype=mujoco.mjtTrn.mjTRN_JOINT)
             drive.set_to_position(kp=STIFFNESS, kv=DAMPING)
             drive.forcerange = (-EFFORT, EFFORT)
-            spec.add_sensor(type=mujoco.mjtSensor.mjSENS_ACTUATORFRC, objtype=mujoco.mjtObj.mjOBJ_ACTUATOR, objname=joint)
+            spec.add_sensor(
+                type=mujoco.mjtSensor.mjSENS_ACTUATORFRC, objtype=mujoco.mjtObj.mjOBJ_ACTUATOR, objname=joint
+            )
     for name in [BASE_BODY, *THIGH_BODIES]:
         sensor = spec.add_sensor(type=mujoco.mjtSensor.mjSENS_CONTACT, objtype=mujoco.mjtObj.mjOBJ_BODY, objname=name)
         sensor.intprm[:3] = CONTACT_NET_FORCE
@@ -129,14 +140,13 @@ def _add_body(parent, name, pos, quat, mass, com, inertia, shapes):
     body.explicitinertial = True
     # contype 0, conaffinity 1: touches the ground alone, the original has no self-collision either
     look = dict(rgba=(0.8, 0.25, 0.2, 1) if parent.name == "world" else (0.25, 0.26, 0.3, 1), contype=0, conaffinity=1)
-    for *points, radius in shapes:
-        if len(points) == 2:
-            body.add_geom(
-                type=mujoco.mjtGeom.mjGEOM_CAPSULE, fromto=points[0] + points[1], size=(radius, 0, 0), **look
-            )
+    for kind, point, *size in shapes:
+        if kind == "capsule":
+            end, radius = size
+            body.add_geom(type=mujoco.mjtGeom.mjGEOM_CAPSULE, fromto=point + end, size=(radius, 0, 0), **look)
+        elif kind == "box":
+            body.add_geom(type=mujoco.mjtGeom.mjGEOM_BOX, pos=point, size=size[0], **look)
         else:
-            body.add_geom(
-                name=name.replace("SHANK", "FOOT"), type=mujoco.mjtGeom.mjGEOM_SPHERE, pos=points[0],
-                size=(radius, 0, 0), **look
-            )  # fmt: skip
+            foot = name.replace("SHANK", "FOOT")
+            body.add_geom(name=foot, type=mujoco.mjtGeom.mjGEOM_SPHERE, pos=point, size=(size[0], 0, 0), **look)
     return body
