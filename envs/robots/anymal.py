@@ -100,13 +100,12 @@ def build_anymal():
     spec.worldbody.add_geom(
         name="ground", type=mujoco.mjtGeom.mjGEOM_PLANE, size=(0, 0, 1), material="grid", contype=1, conaffinity=0
     )
-    spec.worldbody.add_light(pos=(0, 0, 5), dir=(0.2, 0.3, -1), type=mujoco.mjtLightType.mjLIGHT_DIRECTIONAL)
 
     base = _add_body(spec.worldbody, BASE_BODY, (0, 0, START_HEIGHT), (1, 0, 0, 0), *BASE)
     base.add_freejoint(name="base")
-    base.add_camera(
-        name="follow", mode=mujoco.mjtCamLight.mjCAMLIGHT_TRACK, pos=(0.3, -2.2, 0.6), xyaxes=(1, 0.1, 0, 0, 0.25, 1)
-    )
+    follow = mujoco.mjtCamLight.mjCAMLIGHT_TRACK
+    base.add_camera(name="follow", mode=follow, pos=(0.3, -2.2, 0.6), xyaxes=(1, 0.1, 0, 0, 0.25, 1))
+    base.add_light(mode=follow, pos=(0, 0, 4), dir=(0.1, 0.1, -1), type=mujoco.mjtLightType.mjLIGHT_DIRECTIONAL)
     for leg in LEGS:
         front, left = 1 if leg[1] == "F" else -1, 1 if leg[0] == "L" else -1
         side = front * left
