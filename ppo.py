@@ -413,7 +413,8 @@ def main(argv=None):
                     kl = kl_divergence(Normal(mb["means"], mb_std, validate_args=False), policy).sum(-1)  # (T, M)
                     kls.append(kl.mean())
                     clipfrac = (clipped_ratio != ratio).float()
-                    stats.append(torch.stack([x.mean() for x in (pg_loss, v_loss, entropy, bounds_loss, clipfrac)]))
+                    losses = (pg_loss, v_loss, entropy, bounds_loss, clipfrac)
+                    stats.append(torch.stack([x.mean() for x in losses]))
             kl, group = torch.stack(kls).mean().item(), optimizer.param_groups[0]
             group["lr"] = adapt_learning_rate(group["lr"], kl, args.kl_threshold)
         agent.obs_rms.update(obs[:-1])
