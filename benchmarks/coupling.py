@@ -3,7 +3,7 @@
     python benchmarks/coupling.py Moat --seeds 3 --num-agents 6 --total-timesteps 6000000
 
 Trains sapg.py and cpo.py at four temperatures and writes coupling/{env_id}.csv, .png (KL matrices over time, rows from,
-columns to, the first is the leader; white: nearest) and a Markdown table: means over the last eleven looks, a look being
+columns to, the first is the leader; white: nearest) and a Markdown table: means over the last eleven looks. A look is
 every fifth iteration. Flags that this tool does not know go to the scripts. Runs already in the csv are not repeated.
 Needs matplotlib, which is not among the requirements.
 """
@@ -86,7 +86,8 @@ def table(path):
             values[row["variant"], row["seed"], row["key"]].append(float(row["value"]))
             last = max(last, int(row["step"]))
     seeds = sorted({seed for _, seed, _ in values})
-    print(f"\n{path.stem}, at {last:,} steps, {len(seeds)} seeds\n\n| | {' | '.join(KEYS)} |\n|-|{'-|' * len(KEYS)}")
+    print(f"\n{path.stem}, at {last:,} steps, {len(seeds)} seeds\n")
+    print(f"| | {' | '.join(KEYS)} |\n|-|{'-|' * len(KEYS)}")
     for variant in VARIANTS:
         means = []
         for key in KEYS:

@@ -11,6 +11,7 @@ from dataclasses import fields
 
 import pytest
 
+import cpo
 import envs
 import epo
 
@@ -248,7 +249,7 @@ def test_readme_gives_the_true_defaults():
     for point, here, _ in rows:
         for name, value in re.findall(r"`--([\w-]+)(?: ([\d.]+))?`", here):
             off, field = name.startswith("no-"), re.sub("^no-", "", name).replace("-", "_")
-            default = getattr(epo.Args(), field)
+            default = getattr(epo.Args() if hasattr(epo.Args(), field) else cpo.Args(), field)
             compared += 1
             if value or isinstance(default, bool):
                 assert default == (float(value) if value else not off), point
@@ -261,6 +262,6 @@ def test_readme_translates_to_flags_that_exist():
 
 
 def test_readme_shows_what_the_flags_are_called():
-    options = {"--" + name.replace("_", "-") for name in flags("epo.py")}
+    options = {"--" + name.replace("_", "-") for script in SCRIPTS for name in flags(script)}
     options |= {option.replace("--", "--no-", 1) for option in options} | {"--help"}
     assert set(re.findall(r"(?<![\w-])--[a-z][\w-]*", README)) <= options
