@@ -14,6 +14,7 @@ import pytest
 import cpo
 import envs
 import epo
+import evaluate
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 SCRIPTS = ["ppo.py", "sapg.py", "cpo.py", "epo.py"]
@@ -264,5 +265,6 @@ def test_readme_translates_to_flags_that_exist():
 
 def test_readme_shows_what_the_flags_are_called():
     options = {"--" + name.replace("_", "-") for script in SCRIPTS for name in flags(script)}
+    options |= {"--" + f.name for f in fields(evaluate.Args)}
     options |= {option.replace("--", "--no-", 1) for option in options} | {"--help"}
     assert set(re.findall(r"(?<![\w-])--[a-z][\w-]*", README)) <= options
