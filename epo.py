@@ -196,6 +196,10 @@ def check_args(args):
     for name in ("seed", "critic_n_step", "diagnostics_interval"):
         if getattr(args, name) < 0:
             refuse(name, getattr(args, name), "must be at least 0")
+    if args.seed >= 2**32:
+        refuse("seed", args.seed, "must be below 2**32, numpy's limit")
+    if args.num_envs * args.num_steps < 2:
+        refuse("num_steps", args.num_steps, "must be at least 2 with one environment: advantages are normalised")
     if not args.hidden_sizes or min(args.hidden_sizes) < 1:
         refuse("hidden_sizes", args.hidden_sizes, "must be one or more widths, each at least 1")
     # SAPG
@@ -419,6 +423,37 @@ class Fitness:
         self.fresh.view(self.blocks)[agents] = False
 
 
+class Heredity:
+    """What becomes of the children. Fitness counts from the followers' mean of its time: the progress of all is not
+    heredity. With a fitness that says nothing of the genome, heritability is 0.
+    """
+
+    def __init__(self):
+        self.young = {}  # child's id -> fitness of whom it replaced, mean of its parents'
+        self.grown = []  # (child's fitness, fitness of whom it replaced, mean of its parents')
+
+    def grow(self, fitness):
+        """fitness (A,), known for all followers: the children have theirs now."""
+        fitness = fitness - fitness[LEADER + 1 :].mean()
+        self.grown += [(fitness[child].item(), *before) for child, before in self.young.items()]
+        self.young = {}
+
+    def born(self, lineage, fitness):
+        """lineage as of genetic_algorithm_step, fitness (A,) that it went by."""
+        fitness = fitness - fitness[LEADER + 1 :].mean()
+        self.young.update({c: (fitness[c].item(), fitness[[i, j]].mean().item()) for c, i, j in lineage})
+
+    def statistics(self):
+        """Share of children that are fitter than whom they replaced; correlation of their fitness with their parents'.
+
+        NaN where too few children are grown to tell.
+        """
+        child, replaced, parents = np.array(self.grown).reshape(-1, 3).T
+        spread = len(child) > 2 and child.std() * parents.std() > 0
+        success = (child > replaced).mean() if len(child) else math.nan
+        return success, np.corrcoef(child, parents)[0, 1] if spread else math.nan
+
+
 def fitness_spread(fitness, floor):
     """The followers' fitness gap, and the unit it is measured in: EPO Eq. 3 fires at gap > gamma * unit.
 
@@ -558,10 +593,10 @@ def main(argv=None):
     device, T, N = args.device, args.num_steps, args.num_envs
     envs = tasks.make(args.env_id, N, device, args.seed, args.engine)
     engine = getattr(envs, "engine_name", "its own")
-    paper_num_envs = TASK_HYPERPARAMETERS.get(args.env_id, {}).get("num_envs", N)
+    for_gpu = TASK_HYPERPARAMETERS.get(args.env_id, {}).get("num_envs") == PAPER_NUM_ENVS
     print(
-        f"{args.env_id}: engine {engine}, {device}, {os.cpu_count()} cores, {N:,} environments"
-        + (f" ({paper_num_envs:,} on a GPU)" if device == "cpu" and N < paper_num_envs else "")
+        f"{args.env_id}: engine {engine}, {device}, {torch.get_num_threads()} threads, {N:,} environments"
+        + (f" ({PAPER_NUM_ENVS:,} on a GPU)" if for_gpu and device == "cpu" and N < PAPER_NUM_ENVS else "")
         + ("; faster on a CPU: --no-lstm --hidden-sizes 256 128 64" if args.lstm and device == "cpu" else ""),
         flush=True,
     )
@@ -591,7 +626,10 @@ def main(argv=None):
     lstm_state = torch.zeros(1, N, agent.state_size, device=device)
     latest = torch.full((3, N), float("nan"), device=device)  # return, length, objective of each latest episode
 
-    fitness, episodes, episodes_at_ga = Fitness(N, args.num_agents, device), 0.0, 0.0  # EPO: episodes per environment
+    # EPO
+    fitness, heredity = Fitness(N, args.num_agents, device), Heredity()
+    episodes = episodes_at_ga = 0.0  # per environment
+    generation = 0
     obs[0], dones[0] = envs.reset(), True
     global_step, start_time = 0, time.time()
     for iteration in range(1, args.num_iterations + 1):
@@ -605,11 +643,16 @@ def main(argv=None):
         else:
             fires = gap > args.ga_threshold * unit  # EPO Eq. 3
         lineage = []
-        if fires and episodes >= args.ga_warmup and gap.isfinite():  # every follower's fitness is known
-            lineage = genetic_algorithm_step(agent.latents, agent_fitness, optimizer, args)
-            fitness.new_genome([child for child, _, _ in lineage])
-            episodes_at_ga = episodes
-            writer.add_text("evolution/lineage", "; ".join(f"{c} <- {i}, {j}" for c, i, j in lineage), global_step)
+        if gap.isfinite():  # every follower's fitness is known
+            heredity.grow(agent_fitness)
+            if fires and episodes >= args.ga_warmup:
+                lineage = genetic_algorithm_step(agent.latents, agent_fitness, optimizer, args)
+                fitness.new_genome([child for child, _, _ in lineage])
+                heredity.born(lineage, agent_fitness)
+                episodes_at_ga, generation = episodes, generation + 1
+                children = "; ".join(f"{child} <- {i}, {j}" for child, i, j in lineage)
+                numbers = " ".join(f"{x:.3g}" for x in agent_fitness.tolist())
+                writer.add_text("evolution/lineage", f"{generation}: {children}; fitness {numbers}", global_step)
 
         # --------------------------------------------------------------------------------------------------------------
         # Rollout
@@ -742,6 +785,8 @@ def main(argv=None):
             "charts/episodes": count,
             "evolution/fired": bool(lineage),
             "evolution/replaced": len(lineage),
+            "evolution/child_success": heredity.statistics()[0],
+            "evolution/heritability": heredity.statistics()[1],
             "evolution/fitness_gap": gap.item(),
             "evolution/threshold": args.ga_threshold * unit.item(),
             "population/objective_median": agent_means[2].median().item(),

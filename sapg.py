@@ -177,6 +177,10 @@ def check_args(args):
     for name in ("seed", "critic_n_step", "diagnostics_interval"):
         if getattr(args, name) < 0:
             refuse(name, getattr(args, name), "must be at least 0")
+    if args.seed >= 2**32:
+        refuse("seed", args.seed, "must be below 2**32, numpy's limit")
+    if args.num_envs * args.num_steps < 2:
+        refuse("num_steps", args.num_steps, "must be at least 2 with one environment: advantages are normalised")
     if not args.hidden_sizes or min(args.hidden_sizes) < 1:
         refuse("hidden_sizes", args.hidden_sizes, "must be one or more widths, each at least 1")
     # SAPG
@@ -463,10 +467,10 @@ def main(argv=None):
     device, T, N = args.device, args.num_steps, args.num_envs
     envs = tasks.make(args.env_id, N, device, args.seed, args.engine)
     engine = getattr(envs, "engine_name", "its own")
-    paper_num_envs = TASK_HYPERPARAMETERS.get(args.env_id, {}).get("num_envs", N)
+    for_gpu = TASK_HYPERPARAMETERS.get(args.env_id, {}).get("num_envs") == PAPER_NUM_ENVS
     print(
-        f"{args.env_id}: engine {engine}, {device}, {os.cpu_count()} cores, {N:,} environments"
-        + (f" ({paper_num_envs:,} on a GPU)" if device == "cpu" and N < paper_num_envs else "")
+        f"{args.env_id}: engine {engine}, {device}, {torch.get_num_threads()} threads, {N:,} environments"
+        + (f" ({PAPER_NUM_ENVS:,} on a GPU)" if for_gpu and device == "cpu" and N < PAPER_NUM_ENVS else "")
         + ("; faster on a CPU: --no-lstm --hidden-sizes 256 128 64" if args.lstm and device == "cpu" else ""),
         flush=True,
     )
