@@ -10,9 +10,10 @@ environment as one agent learns from it:
     mu                       pi_learner,old / pi_owner,old of the action
     advantage                normalised over all rows
     target, old_value        of the critic, in the normalised units that it learns in
+    old_mean, old_logstd     the learner's policy before the update
   and, in a minibatch, what the network says now (the first four carry the gradient):
     logprob, mean, logstd, value
-    leader_logprob           of the same action by the leader
+    leader_logprob           of the same action by the leader, where CPO Eq. 25 wants it
 """
 
 from types import SimpleNamespace
@@ -53,7 +54,7 @@ def network(run, minibatch):
 def evaluate(agent, window, pairs):
     """The network over a window for pairs (environment, learner): everything (T, pairs, ...).
 
-    Before the window stands the memory of whoever acted; V(s_t+1) follows the memory after s_t.
+    Before the window stands the memory of whoever acted.
     """
     columns, learners = torch.tensor(pairs).T
     ids = (learners[None],) if hasattr(agent, "latents") else ()
@@ -62,12 +63,18 @@ def evaluate(agent, window, pairs):
         window.obs[:, columns], *ids, window.begins[:, columns], window.state[:, columns], window.action[:, columns]
     )
     out.mean, out.logstd = policy.mean, policy.stddev.log()
-    no_beginning = torch.zeros(1, len(pairs), dtype=torch.bool)
-    out.next_value = torch.cat([
-        agent.get_value(window.successor[t : t + 1, columns], *ids, no_beginning, out.states[t : t + 1])
-        for t in range(len(window.obs))
-    ])  # fmt: skip
     return out
+
+
+def evaluate_successors(agent, window, pairs, states):
+    """V(s_t+1), s_t+1 seen with the memory after s_t: states (T, pairs, 2H)."""
+    columns, learners = torch.tensor(pairs).T
+    ids = (learners[None],) if hasattr(agent, "latents") else ()
+    same_episode = torch.zeros(1, len(pairs), dtype=torch.bool)
+    return torch.cat([
+        agent.get_value(window.successor[t : t + 1, columns], *ids, same_episode, states[t : t + 1])
+        for t in range(len(states))
+    ])  # fmt: skip
 
 
 def windows(run):
@@ -138,13 +145,17 @@ def learning_data(run):
         with torch.no_grad():
             acted = evaluate(window.agent, window, window.pairs["on-policy"])
         for kind, pairs in window.pairs.items():
+            if not pairs:
+                continue
             with torch.no_grad():
-                old = evaluate(window.agent, window, pairs) if pairs else None
+                old = evaluate(window.agent, window, pairs)
+                successor_values = evaluate_successors(window.agent, window, pairs, old.states)
             for p, (e, learner) in enumerate(pairs):
                 rewards = [args.reward_scale * r for r in window.reward[:, e].tolist()]
                 dones, ends = window.done[:, e].tolist(), window.terminated[:, e].tolist()
                 values = [mean + std * v for v in old.value[:, p].tolist()]
-                next_values = [0.0 if end else mean + std * v for v, end in zip(old.next_value[:, p].tolist(), ends)]
+                next_values = [mean + std * v for v in successor_values[:, p].tolist()]
+                next_values = [0.0 if end else v for v, end in zip(next_values, ends)]
                 if kind == "on-policy":
                     rewards = [sum(r) for r in zip(rewards, adversarial_rewards(window, e, learner, args))]
                     advantages = gae(rewards, values, next_values, dones, args.gamma, args.gae_lambda)
@@ -160,6 +171,7 @@ def learning_data(run):
                         kind=kind, owner=owner(e, args), learner=learner, behaviour=acted.logprob[t, e],
                         mu=(old.logprob[t, p] - acted.logprob[t, e]).exp(),
                         advantage=advantages[t], target=targets[t], old_value=values[t],
+                        old_mean=old.mean[t, p], old_logstd=old.logstd[t, p],
                     ) for t in range(args.num_steps)
                 ]  # fmt: skip
         mean = sum(seen) / (len(seen) + 1)
@@ -181,9 +193,10 @@ def minibatch_rows(agent, window, minibatch, args):
             continue
         environments = (part.action[0][:, None] == window.action[0]).all(-1).float().argmax(1)  # nobody acts alike
         pairs = list(zip(environments.tolist(), part.agent_ids[0].tolist()))
-        now = evaluate(agent, window, pairs)
-        with torch.no_grad():
-            leader = evaluate(agent, window, [(e, 0) for e, _ in pairs])
+        now = leader = evaluate(agent, window, pairs)
+        if getattr(args, "reverse_kl_coef", 0.0):
+            with torch.no_grad():
+                leader = evaluate(agent, window, [(e, 0) for e, _ in pairs])
         for p, (e, learner) in enumerate(pairs):
             kind = "on-policy" if learner == owner(e, args) else "off-policy" if part is minibatch else "pull"
             for t, row in enumerate(window.rows[kind, e, learner]):

@@ -17,6 +17,7 @@ import cpo
 import epo
 import ppo
 import sapg
+from conftest import TINY_POPULATION
 from formulas import assert_gradients, gae, n_step_targets, play
 
 pytestmark = pytest.mark.usefixtures("float64")
@@ -131,8 +132,21 @@ def test_sapg_eq_3_epo_eq_4_off_policy_clip(train, script, with_mu):
         run, lambda rows: -mean(clipped_surrogate(row, eps, row.mu if with_mu else 1.0) for row in rows)
     )
     assert cases(met, eps, with_mu) == every_case("on-policy", "off-policy")
-    assert {row.mu.item() for row in met if row.kind == "on-policy"} == {1.0}
+    assert all(row.mu == 1.0 for row in met if row.kind == "on-policy")
     assert not script.Args.off_policy_mu
+
+
+@every_population
+def test_sapg_eq_3_is_mu_times_ppos_clip(train, script):
+    """What SAPG Eq. 3 amounts to: PPO's own clip of x = pi_leader / pi_leader,old, an importance weight mu before it."""
+    run = play(train, script, f"{POLICY_ONLY} {AS_SAPG[script]} --off-policy-mu")
+    eps = run.args.clip_coef
+
+    def weighted(row):
+        x = (row.logprob - row.behaviour).exp() / row.mu
+        return row.mu * min(x * row.advantage, clip(x, 1 - eps, 1 + eps) * row.advantage)
+
+    assert_gradients(run, lambda rows: -mean(weighted(row) for row in rows))
 
 
 @every_population
@@ -261,7 +275,7 @@ def test_sapg_eq_8_epo_eq_9_off_policy_critic(train, script):
 @every_population
 @pytest.mark.parametrize("coef", [1.0, 0.25])
 def test_sapg_eq_9_epo_eq_10_critic_weight(train, script, coef):
-    """SAPG Eq. 9, EPO Eq. 10: L_on^critic + lambda L_off^critic, with the lambda of the policy's loss. main(), weight."""
+    """SAPG Eq. 9, EPO Eq. 10: L_on^critic + lambda L_off^critic, lambda that of the policy's loss. main(), weight."""
     flags = f"--num-minibatches 1 --clip-coef 1e6 --off-policy-coef {coef}"
     run = play(train, script, f"{AS_SAPG[script]} {flags}")
     assert_gradients(run, lambda rows: 2.0 * over_agents(rows, critic_error, coef), "critic")
@@ -339,7 +353,7 @@ def test_cpo_eq_2_4_leader(train):
 
 
 def test_cpo_eq_3_4_followers(train):
-    """CPO Eq. 3 with the ratio of Eq. 4: PPO's clip on each follower's own data, here without the pull. cpo.py: main()."""
+    """CPO Eq. 3 with the ratio of Eq. 4: PPO's clip on each follower's own data; the pull is off. cpo.py: main()."""
     run = play(train, cpo, f"{CPO_ONE_BATCH} --awac-coef 0")
     eps, followers = run.args.clip_coef, [1, 2, 3]
     assert_gradients(
@@ -347,7 +361,8 @@ def test_cpo_eq_3_4_followers(train):
     )
 
 
-def test_cpo_eq_5_effective_sample_size():
+@every_population
+def test_cpo_eq_5_effective_sample_size(script):
     """CPO Eq. 5: ESS = 1 / sum of w~^2, w~ = w / sum of w; as Table 2 divided by the number of samples.
 
     importance_statistics, of the leader's own samples (w = 1) and all followers'. Table 2's other column is E|1 - w|.
@@ -355,8 +370,9 @@ def test_cpo_eq_5_effective_sample_size():
     w = [[1.0, 1.0, 0.5, 2.0, 0.1, 4.0], [1.0, 1.0, 3.0, 0.25, 1.5, 0.8]]  # (T, N), 3 agents
     total = sum(x for row in w for x in row)
     ess = 1 / sum((x / total) ** 2 for row in w for x in row)
-    deviations, rate = cpo.importance_statistics(torch.tensor(w).log(), 3)
+    deviations, rate = script.importance_statistics(torch.tensor(w).log(), 3)
     assert rate.item() == pytest.approx(ess / 12)
+    assert script.importance_statistics(torch.zeros(4, 6), 3)[1] == 1.0  # on-policy: every sample counts whole
     for k in range(3):
         own = [x for row in w for x in row[2 * k : 2 * k + 2]]
         assert deviations[k].item() == pytest.approx(mean(abs(1 - x) for x in own))
@@ -380,8 +396,8 @@ def test_cpo_eq_10_pull(train, temperature, clamps):
 
 
 def test_cpo_eq_9_23_24_pull_leads_to_the_constrained_optimum(train):
-    """CPO Eq. 9: argmax of A_i subject to KL(pi_i || pi_L) <= eps. Its solution (Eq. 23) is pi* = pi_L exp(A_i / lambda)
-    / Z, and the pull is Z KL(pi* || pi_i) up to what does not depend on pi_i (Eq. 24). cpo.py: main(), awac_loss.
+    """CPO Eq. 9: argmax of A_i subject to KL(pi_i || pi_L) <= eps. Its solution is pi* = pi_L exp(A_i / lambda) / Z
+    (Eq. 23), and the pull is Z KL(pi* || pi_i) up to what does not depend on pi_i (Eq. 24). cpo.py: main(), awac_loss.
     """
     temperature = 2.0
     run = play(train, cpo, f"{CPO_ONE_BATCH} --awac-coef 1e15 --awac-temperature {temperature}")  # the pull alone
@@ -401,8 +417,8 @@ def test_cpo_eq_9_23_24_pull_leads_to_the_constrained_optimum(train):
 def test_cpo_eq_11_total(train):
     """CPO Eq. 11: L_SAPG + beta sum of L_CPO,i over the followers. cpo.py: main(), loss.
 
-    Literally this counts each follower's PPO loss 1 + beta times, since Eq. 10 contains it; here once, as released (beta
-    is at most 0.001). GROUPS divides all of it: the pull is per row of SAPG's.
+    Literally this counts each follower's PPO loss 1 + beta times, since Eq. 10 contains it; here once, as released
+    (beta is at most 0.001). GROUPS divides all of it: the pull is per row of SAPG's.
     """
     beta, temperature = 0.5, 2.0
     run = play(train, cpo, f"{CPO_ONE_BATCH} --awac-coef {beta} --awac-temperature {temperature}")
@@ -493,3 +509,205 @@ def test_cpo_eq_25_reverse_kl(train):
     assert_gradients(run, lambda rows: -sum(
         surrogate_of(rows, LEADER, eps, kind) for kind in ("on-policy", "off-policy")
     ) / GROUPS, agents=[LEADER])  # fmt: skip
+
+
+# ---------------------------------------------------------------- EPO: the genetic algorithm
+
+
+def fitness_of(*numbers):
+    return torch.tensor([float(number) for number in numbers])
+
+
+@pytest.mark.parametrize("followers", [(2, 10, 4), (5, 1, 3, 2, 4), (-2, -10, -4), (-1, 0, 1), (0.5, 0.25, 0.375)])
+@pytest.mark.parametrize("gamma", [0.3, 0.5, 2.0])
+def test_epo_eq_3_when_fitness_has_spread(followers, gamma):
+    """EPO Eq. 3: max f_k - min f_k > gamma median f_k, over all but the master. epo.py: fitness_spread; main().
+
+    At a median of 0 and below this holds for any difference. Here the right side is gamma max(|median|, floor), which
+    is the paper's where the median is above the floor.
+    """
+    floor = 0.5
+    difference, median = max(followers) - min(followers), statistics.median(followers)
+    expected = difference > gamma * max(abs(median), floor)
+    if median >= floor:
+        assert expected == (difference > gamma * median)
+    for master in (-1000, 1000):
+        gap, unit = epo.fitness_spread(fitness_of(master, *followers), floor)
+        assert (gap.item(), unit.item()) == (difference, max(abs(median), floor))
+        assert bool(gap > gamma * unit) == expected
+
+
+def test_epo_eq_3_is_strict(train, monkeypatch):
+    for gap, fires in ((1.0, False), (1.01, True)):
+        monkeypatch.setattr(epo, "fitness_spread", lambda *_: (torch.tensor(gap), torch.tensor(2.0)))
+        run = train(epo, f"{TINY_POPULATION} --total-timesteps 1296 --ga-threshold 0.5")
+        assert bool(run.generations) == fires
+
+
+@pytest.mark.parametrize("flags", [
+    "--ga-threshold 0",  # as soon as the children have been judged
+    "--ga-threshold 0.2",
+    "--ga-threshold 0 --ga-warmup 5.01",
+    "--ga-threshold 1e9 --ga-interval 2.01",  # Eq. 3 has no say
+    "--ga-threshold 0 --ga-interval 6.01",
+    "--ga-threshold 1e9",
+])  # fmt: skip
+def test_epo_algorithm_1_lines_8_to_11_when_a_generation_comes(train, flags):
+    """EPO Algorithm 1: fitness of every follower, then Eq. 3, then the new generation, then data. epo.py: main().
+
+    Here in addition every follower's fitness has to be known, and a first time has to pass (--ga-warmup). The paper's
+    simpler alternative to Eq. 3, fixed intervals, is --ga-interval.
+    """
+    flags = f"{TINY_POPULATION} --total-timesteps 3456 --num-elites 2 {flags}"  # 16 iterations
+    run, args = train(epo, flags), epo.parse_args(flags.split())
+    assert bool(run.generations) == (args.ga_threshold < 1 or args.ga_interval > 0)
+    happened = {generation.iteration: generation for generation in run.generations}
+    N, n = args.num_envs, args.num_envs // args.num_agents
+    score, judged = [None] * N, [True] * N  # judged: the running episode is all of the present genome
+    episodes, episodes_at_ga = 0.0, 0.0
+    for iteration in range(args.num_iterations):
+        scores = [[x for x in score[k * n : (k + 1) * n] if x is not None] for k in range(args.num_agents)]
+        fires = episodes >= args.ga_warmup and all(len(x) >= 0.9 * n for x in scores[1:])
+        if fires and args.ga_interval:
+            fires = episodes - episodes_at_ga >= args.ga_interval
+        elif fires:
+            fitness = [mean(x) for x in scores]
+            unit = max(abs(statistics.median(fitness[1:])), 0.01)  # Drift's floor
+            fires = max(fitness[1:]) - min(fitness[1:]) > args.ga_threshold * unit  # EPO Eq. 3
+        assert fires == (iteration in happened)
+        if fires:
+            generation, episodes_at_ga = happened[iteration], episodes
+            for k in range(1, args.num_agents):
+                assert generation.fitness[k] == pytest.approx(mean(scores[k]), abs=1e-5)
+            for child, _, _ in generation.lineage:
+                for e in range(child * n, (child + 1) * n):
+                    score[e], judged[e] = None, False
+        for step in run.steps[iteration * args.num_steps :][: args.num_steps]:
+            for e in (step.terminated | step.truncated).nonzero().flatten().tolist():
+                score[e], judged[e] = step.objective[e].item() if judged[e] else score[e], True
+                episodes += 1 / N
+
+
+FITNESS = fitness_of(-100, 3, 1, 5, 2, 4)  # the leader is the worst; with 3 elites: 3, 5, 1, to replace: 4, 2
+
+
+def evolve(fitness=FITNESS, num_elites=3, crossover="average", mutation_std=0.0, latent_dim=64, seed=0):
+    """One generation of 6 agents: rows before, rows after, lineage, the parameter, its optimizer, its old state."""
+    torch.manual_seed(seed)
+    latents = torch.nn.Parameter(torch.randn(6, latent_dim))
+    optimizer = torch.optim.Adam([latents], lr=0.01)
+    for _ in range(3):
+        latents.grad = torch.randn_like(latents)
+        optimizer.step()
+    before, state = latents.detach().clone(), {k: v.clone() for k, v in optimizer.state[latents].items()}
+    args = SimpleNamespace(num_elites=num_elites, crossover=crossover, mutation_std=mutation_std)
+    lineage = epo.genetic_algorithm_step(latents, fitness, optimizer, args)
+    after = latents.detach().clone()
+    result = SimpleNamespace(before=before, after=after, state=state, lineage=lineage)
+    result.latents, result.optimizer = latents, optimizer
+    return result
+
+
+@pytest.mark.parametrize("leader", [-100, 100])
+@pytest.mark.parametrize("x", [2, 3, 4, 5])
+def test_epo_algorithm_1_lines_12_to_19_next_generation(leader, x):
+    """EPO Algorithm 1: rank, keep the top x, fill up with mutated crossovers (4.1: average), leave the master alone.
+
+    epo.py: genetic_algorithm_step. Whom it draws as parents is taken from what it returns.
+    """
+    f, K = [leader, 3, 1, 5, 2, 4], 6
+    run = evolve(fitness_of(*f), num_elites=x)
+    phi = run.before.tolist()
+    ranked = sorted(range(1, K), key=lambda k: -f[k])  # 12
+    X = ranked[:x]  # 13
+    Y = {k: phi[k] for k in X}
+    for child, i, j in run.lineage:
+        assert len(Y) < K - 1 and child not in Y  # 14
+        assert i in X and j in X and i != j
+        Y[child] = [0.5 * (a + b) for a, b in zip(phi[i], phi[j])]  # 15; 16 is the next test's; 17
+    assert len(Y) == K - 1
+    Y[0] = phi[0]
+    assert torch.allclose(run.after, torch.tensor([Y[k] for k in range(K)]))  # 19
+
+
+def test_epo_algorithm_1_line_15_parents():
+    """EPO 4.1: "we then randomly select two agents from X". epo.py: genetic_algorithm_step."""
+    counts = {}
+    for seed in range(300):
+        for _, i, j in evolve(latent_dim=1, seed=seed).lineage:
+            counts[i, j] = counts.get((i, j), 0) + 1
+    assert sorted(counts) == [(1, 3), (1, 5), (3, 1), (3, 5), (5, 1), (5, 3)]
+    assert all(abs(count - 100) < 50 for count in counts.values())  # of 600; 5 standard deviations
+
+
+def test_epo_algorithm_1_line_16_mutation():
+    """EPO Algorithm 1, line 16, and 4.1: phi'' = phi' + eps, eps ~ N(0, sigma^2). epo.py: genetic_algorithm_step.
+
+    The paper does not give sigma; --mutation-std 0.1 is ours.
+    """
+    crossed, mutated, doubled = [evolve(mutation_std=std, latent_dim=2000) for std in (0.0, 0.1, 0.2)]
+    children = [child for child, _, _ in crossed.lineage]
+    noise = mutated.after[children] - crossed.after[children]
+    assert (noise != 0).float().mean() > 0.99
+    assert abs(noise.mean()) < 0.01 and abs(noise.std() - 0.1) < 0.01
+    assert torch.allclose(doubled.after[children] - crossed.after[children], 2 * noise, atol=1e-5)
+    assert abs(torch.corrcoef(noise)[0, 1]) < 0.15  # each child has its own
+
+
+def test_epo_section_5_3_uniform_crossover():
+    """EPO 5.3, uniform crossover: each coordinate from one parent. epo.py: genetic_algorithm_step."""
+    run = evolve(crossover="uniform", latent_dim=1000)
+    for child, i, j in run.lineage:
+        from_i, from_j = run.after[child] == run.before[i], run.after[child] == run.before[j]
+        assert (from_i ^ from_j).all()
+        assert abs(from_i.float().mean() - 0.5) < 0.08  # 5 standard deviations
+
+
+@pytest.mark.parametrize("shift", [0, -50], ids=["positive", "negative"])
+def test_epo_section_5_3_fitness_weighted_crossover(shift):
+    """EPO 5.3: parents weighted by fitness. epo.py: genetic_algorithm_step.
+
+    The paper gives no formula. Here it counts from the worst elite's, so that negative returns work.
+    """
+    seen = set()
+    for seed in range(20):
+        run = evolve(FITNESS + shift, crossover="fitness_weighted", seed=seed)
+        for child, i, j in run.lineage:
+            above_worst_elite = {1: 0.0, 3: 2.0, 5: 1.0}  # 3 - 3, 5 - 3, 4 - 3
+            weight = above_worst_elite[i] / (above_worst_elite[i] + above_worst_elite[j])
+            assert torch.allclose(run.after[child], weight * run.before[i] + (1 - weight) * run.before[j], atol=1e-5)
+            seen.add((i, j))
+    assert len(seen) == 6
+
+
+def test_epo_section_5_3_fitness_weighted_crossover_of_equals_is_the_average():
+    run = evolve(fitness_of(0, 4, 4, 4, 4, 4), crossover="fitness_weighted")
+    for child, i, j in run.lineage:
+        assert torch.allclose(run.after[child], (run.before[i] + run.before[j]) / 2, atol=1e-6)
+
+
+def test_elites_and_leader_stay_as_they_are_whatever_the_crossover():
+    for crossover in ("average", "uniform", "fitness_weighted"):
+        run = evolve(crossover=crossover, mutation_std=0.1)
+        assert [child for child, _, _ in run.lineage] == [4, 2]
+        assert torch.equal(run.after[[0, 1, 3, 5]], run.before[[0, 1, 3, 5]])
+        assert (run.after[[2, 4]] != run.before[[2, 4]]).all()
+
+
+def test_adam_state_of_a_child():
+    run = evolve(mutation_std=0.1)
+    state, kept = run.optimizer.state[run.latents], [0, 1, 3, 5]
+    for child, i, j in run.lineage:
+        assert (state["exp_avg"][child] == 0).all()
+        assert torch.allclose(state["exp_avg_sq"][child], (run.state["exp_avg_sq"][i] + run.state["exp_avg_sq"][j]) / 2)
+    for key in ("exp_avg", "exp_avg_sq"):
+        assert torch.equal(state[key][kept], run.state[key][kept])
+    assert torch.equal(state["step"], run.state["step"])
+
+
+def test_latents_train_on_after_a_generation():
+    run = evolve(mutation_std=0.1)
+    assert run.optimizer.param_groups[0]["params"][0] is run.latents
+    run.latents.grad = torch.ones_like(run.latents)
+    run.optimizer.step()
+    assert (run.latents[[2, 4]] < run.after[[2, 4]]).all()
