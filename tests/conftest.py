@@ -55,7 +55,7 @@ def float64(monkeypatch):
 def train(tmp_path, monkeypatch):
     """train(script, flags) runs script.main(flags) in an empty folder and returns what happened:
 
-    agent, optimizer     the script's own, at the end of the run
+    agent, optimizer     the script's own, at the end of the run; args: the run's
     steps[t]             obs, action, logprob, reward, terminated, truncated, final_obs, next_obs, objective (N, ...)
     minibatches[i]       just before the step: params, buffers, lr, grads (unclipped); obs, action, agent_ids, logprob;
                          pull: the same four of cpo's pull, or None
@@ -101,7 +101,8 @@ def record(script, run, patch):
         return envs
 
     def recorded_agent(*args):
-        run.agent = agent = agent_class(*args)
+        run.agent, run.args = agent_class(*args), args[-1]
+        agent = run.agent
         agent.actor.weight.data *= 4.0  # some action means leave +-1.1 from the start
         forward = agent.get_action_and_value
 

@@ -32,10 +32,9 @@ FLAGS["cpo"] = f"{FLAGS['sapg']} --discriminator-sizes 8"
 
 
 def play(train, script, flags=""):
-    """A small recorded run, which remembers its script and its arguments."""
-    flags = f"{FLAGS[script.__name__]} {flags}"
-    run = train(script, flags)
-    run.script, run.args = script, script.parse_args(flags.split())
+    """A small recorded run, which remembers its script."""
+    run = train(script, f"{FLAGS[script.__name__]} {flags}")
+    run.script = script
     return run
 
 
@@ -197,11 +196,15 @@ def minibatch_rows(agent, window, minibatch, args):
         if getattr(args, "reverse_kl_coef", 0.0):
             with torch.no_grad():
                 leader = evaluate(agent, window, [(e, 0) for e, _ in pairs])
+        keys = ("logprob", "mean", "logstd", "value")
+        says = {key: getattr(now, key).transpose(0, 1).flatten(0, 1).unbind() for key in keys}
         for p, (e, learner) in enumerate(pairs):
             kind = "on-policy" if learner == owner(e, args) else "off-policy" if part is minibatch else "pull"
             for t, row in enumerate(window.rows[kind, e, learner]):
-                says = {key: getattr(now, key)[t, p] for key in ("logprob", "mean", "logstd", "value")}
-                rows.append(SimpleNamespace(**vars(row), **says, leader_logprob=leader.logprob[t, p]))
+                row = SimpleNamespace(**vars(row), leader_logprob=leader.logprob[t, p])
+                for key in keys:
+                    setattr(row, key, says[key][p * args.num_steps + t])
+                rows.append(row)
     return rows
 
 

@@ -244,8 +244,9 @@ def test_sapg_eq_6_epo_eq_8_one_step_target(script):
 
 
 @every_script
-@pytest.mark.parametrize("target", ["--critic-n-step 3", "--critic-n-step 0"], ids=["3-step", "gae"])
-@pytest.mark.parametrize("clipped", [False, True], ids=["paper", "clipped"])
+@pytest.mark.parametrize("target, clipped", [
+    ("--critic-n-step 3", False), ("--critic-n-step 3", True), ("--critic-n-step 0", True)
+], ids=["paper", "default", "released"])  # fmt: skip
 def test_sapg_eq_7_epo_eq_7_critic(train, script, target, clipped):
     """SAPG Eq. 7, EPO Eq. 7: E[(V(s) - V_target(s))^2]. main(), v_loss.
 
@@ -559,7 +560,8 @@ def test_epo_algorithm_1_lines_8_to_11_when_a_generation_comes(train, flags):
     simpler alternative to Eq. 3, fixed intervals, is --ga-interval.
     """
     flags = f"{TINY_POPULATION} --total-timesteps 3456 --num-elites 2 {flags}"  # 16 iterations
-    run, args = train(epo, flags), epo.parse_args(flags.split())
+    run = train(epo, flags)
+    args = run.args
     assert bool(run.generations) == (args.ga_threshold < 1 or args.ga_interval > 0)
     happened = {generation.iteration: generation for generation in run.generations}
     N, n = args.num_envs, args.num_envs // args.num_agents
