@@ -24,8 +24,8 @@ TABLE_TOP, START_CLEARANCE = scene.TABLE_POS[2] + scene.TABLE_SIZE[2] / 2.0, 0.0
 FALL_HEIGHT = 0.1  # m: below it the object is lost
 GOAL_LOW, GOAL_HIGH = (-0.4, 0.0, 0.68), (0.4, 0.35, 1.05)
 KEYPOINT_SCALE = 1.5
-BUCKET_LOW, BUCKET_HIGH = (0.5, -1.0, 0.0), (0.9, 0.7, 1.0)  # of its underside, at +x or -x
-HAND_RANGE = 1.5  # m: an object farther than this from a fingertip is lost
+BUCKET_LOW, BUCKET_HIGH = (0.5, -1.0, 0.0), (0.9, 0.7, 1.0)  # of its underside, to the right or mirrored to the left
+HAND_RANGE = 1.5  # m: farther than this from a fingertip the object is lost
 
 LIFT_OFFSET, LIFT_THRESHOLD = 0.05 - scene.OBJECT_START[2], 0.15  # lifted: centre 0.20 m above the table top
 NEAR_FACTOR = 1.5  # near the goal: keypoint distance <= 1.5 * tolerance
@@ -110,17 +110,19 @@ def reward_terms(
 class AllegroKukaBase(VectorEnv):
     """What the tasks of the family share. Observation (93 + 6K), see `observe`; action (23): 7 arm, 16 hand joints.
 
-    A task sets the constants below and writes `draw_goal`. A goal is reached after `success_steps` steps near it; then
-    the next one begins in the same episode and its clock restarts. The episode terminates when the object is lost (or
-    the physics breaks), and is truncated `max_episode_steps` after the last success or at 50 successes.
+    A task sets the constants below and changes the methods below the line where it differs. A goal is reached after
+    `success_steps` steps near it; then the next one begins in the same episode and its clock restarts. The episode
+    terminates when the object is lost (or the physics breaks), and is truncated `max_episode_steps` after the last
+    success or at 50 successes.
     Objective: successes in the episode.
     """
 
     num_actions = NUM_JOINTS
     success_steps: int
     keypoint_pattern: tuple  # K corners (+-1, +-1, +-1) of the object's keypoint box; (0, 0, 0) is its centre
-    object_families = ("small", "big", "sticks")
+    object_families = ("small", "big", "sticks")  # see scene.object_scales
     goal_shape = "ball"  # see scene.build_scene
+    goal_box = (GOAL_LOW, GOAL_HIGH)  # corners of where goals lie, m
     tolerance_target = 0.01  # m, the end of the curriculum
 
     def __init__(self, num_envs, device, seed, engine="mujoco"):
@@ -142,7 +144,7 @@ class AllegroKukaBase(VectorEnv):
         self.joint_lower, self.joint_upper = tensor(scene.JOINT_LOWER), tensor(scene.JOINT_UPPER)
         self.palm_offset, self.fingertip_offsets = tensor(scene.PALM_OFFSET), tensor(scene.FINGERTIP_OFFSETS)
         self.object_start, self.start_range = tensor(scene.OBJECT_START), tensor(START_RANGE)
-        self.goal_low, self.goal_high = tensor(GOAL_LOW), tensor(GOAL_HIGH)
+        self.goal_low, self.goal_high = map(tensor, self.goal_box)
         self.object_scale = tensor(scales[np.arange(num_envs) % len(scales)])  # (N, 3), fixed
         keypoint_box = KEYPOINT_SCALE * scene.OBJECT_BASE_SIZE / 2.0 * self.object_scale
         self.keypoint_offsets = tensor(self.keypoint_pattern) * keypoint_box[:, None]  # (N, K, 3), object's frame
@@ -165,20 +167,31 @@ class AllegroKukaBase(VectorEnv):
         self.nan_worlds = torch.tensor(0, device=self.device)  # how often the physics broke so far
         self.step_metrics = {}
 
-    # ---------------------------------------------------------------- what a task writes
+    # ---------------------------------------------------------------- what a task may change
 
     def draw_goal(self):
         """A goal for every environment: position and quaternion (N, 7)."""
-        raise NotImplementedError
+        goal = torch.zeros(self.num_envs, 7, device=self.device)
+        goal[:, :3] = self.uniform(self.goal_low, self.goal_high, 3)
+        goal[:, 3] = 1.0
+        return goal
 
     def begin_next_goal(self, mask):
-        """After a success: the next goal in the environments of mask (N,) bool; the object lies on the table again."""
+        """After a success: the next goal in the environments of mask (N,) bool, others untouched."""
         self.place_object(mask, self.engine.qpos[:, :NUM_JOINTS], self.engine.qvel[:, :NUM_JOINTS])
         self.set_goal(mask)
 
     def lost(self, near, fingertip_distance):
-        """Whether the object is out of reach (N,) bool. near (N,) bool, fingertip_distance (N, F) m."""
+        """Where the object cannot be reached any more (N,) bool. near (N,) bool, fingertip_distance (N, F) m."""
         return self.engine.body_pos[:, OBJECT, 2] < FALL_HEIGHT
+
+    def push(self):
+        """Draw this step's push. Returns forces and torques on the bodies in world axes (N, B, 6), or None."""
+        dice = self.uniform(0.0, 1.0)
+        self.push_force = next_push(self.push_force, self.push_probability, dice, self.normal(3))
+        wrench = torch.zeros(self.num_envs, OBJECT + 1, 6, device=self.device)
+        wrench[:, OBJECT, :3] = rotate(self.engine.body_quat[:, OBJECT], self.push_force)
+        return wrench
 
     # ---------------------------------------------------------------- one control step
 
@@ -218,14 +231,6 @@ class AllegroKukaBase(VectorEnv):
         # a finished environment keeps its last state, which the caller observes before the reset
         self.begin_next_goal(success & ~done)
         return reward, terminated, truncated
-
-    def push(self):
-        """Draw this step's push. Returns forces and torques on the bodies in world axes (N, B, 6), or None."""
-        dice = self.uniform(0.0, 1.0)
-        self.push_force = next_push(self.push_force, self.push_probability, dice, self.normal(3))
-        wrench = torch.zeros(self.num_envs, OBJECT + 1, 6, device=self.device)
-        wrench[:, OBJECT, :3] = rotate(self.engine.body_quat[:, OBJECT], self.push_force)
-        return wrench
 
     def normal(self, *shape):
         """Standard normal numbers from the environment's own generator, shape (N, *shape)."""
@@ -342,9 +347,10 @@ class AllegroKukaBase(VectorEnv):
         return self.successes.clone()
 
     def record_metrics(self, fingertip_distance):
-        missing = (self.tolerance - self.tolerance_target) / max(TOLERANCE_START - self.tolerance_target, 1e-9)
-        weight = torch.where(missing > 0.0, 0.01, 1.0)  # first narrow the zone, then score
-        true_objective = 1.0 - missing + weight * self.finished_successes
+        span = TOLERANCE_START - self.tolerance_target or 1.0  # without a curriculum nothing is missing
+        progress = 1.0 - (self.tolerance - self.tolerance_target) / span
+        weight = torch.where(self.tolerance > self.tolerance_target, 0.01, 1.0)  # first narrow the zone, then score
+        true_objective = progress + weight * self.finished_successes
         self.step_metrics = {
             "success_tolerance": self.tolerance,
             "successes": self.finished_successes.mean(),
@@ -377,42 +383,35 @@ class AllegroKukaRegrasping(AllegroKukaBase):
 
     max_episode_steps = 400  # since the last success
     success_steps = 30
-    keypoint_pattern = ((0.0, 0.0, 0.0),)
-
-    def draw_goal(self):
-        position = self.uniform(self.goal_low, self.goal_high, 3)
-        upright = torch.zeros(self.num_envs, 4, device=self.device)
-        upright[:, 0] = 1.0  # one keypoint at the centre: orientation does not matter
-        return torch.cat([position, upright], 1)
+    keypoint_pattern = ((0.0, 0.0, 0.0),)  # orientation does not matter
 
 
 class AllegroKukaThrow(AllegroKukaBase):
-    """Throw the object into a bucket out of reach; after every success it lies on the table and the bucket moves."""
+    """Throw a small object into a bucket; after every success it lies on the table again and the bucket elsewhere."""
 
     max_episode_steps = 300  # since the last success
     success_steps = 5
     keypoint_pattern = ((0.0, 0.0, 0.0),)
     object_families = ("small",)
     goal_shape = "bucket"
+    goal_box = (BUCKET_LOW, BUCKET_HIGH)
     tolerance_target = TOLERANCE_START  # no curriculum
 
     def draw_goal(self):
-        low, high = self.goal_low.new_tensor(BUCKET_LOW), self.goal_low.new_tensor(BUCKET_HIGH)
-        position = self.uniform(low, high, 3)
-        side = torch.where(self.uniform(0.0, 1.0) < 0.5, -1.0, 1.0)
-        upright = torch.zeros(self.num_envs, 4, device=self.device)
-        upright[:, 0] = 1.0
-        return torch.cat([side[:, None] * position[:, :1], position[:, 1:2], position[:, 2:] + scene.BUCKET_GOAL, upright], 1)
+        goal = super().draw_goal()
+        goal[:, 0] *= torch.where(self.uniform(0.0, 1.0) < 0.5, 1.0, -1.0)
+        goal[:, 2] += scene.BUCKET_GOAL
+        return goal
 
     def lost(self, near, fingertip_distance):
-        return super().lost(near, fingertip_distance) & ~near  # an object in a low bucket has not fallen
+        return super().lost(near, fingertip_distance) & ~near  # not while it lies in a low bucket
 
     def push(self):
         return None
 
 
 class AllegroKukaReorientation(AllegroKukaBase):
-    """Bring the object to a pose in the air; after every success the next pose follows, with the object in the hand."""
+    """Bring the object to a pose in the air; after every success to the next one, with the object where it is."""
 
     max_episode_steps = 600  # since the last success
     success_steps = 1
@@ -420,7 +419,9 @@ class AllegroKukaReorientation(AllegroKukaBase):
     goal_shape = "copy"
 
     def draw_goal(self):
-        return torch.cat([self.uniform(self.goal_low, self.goal_high, 3), self.random_rotation()], 1)
+        goal = super().draw_goal()
+        goal[:, 3:] = self.random_rotation()
+        return goal
 
     def begin_next_goal(self, mask):
         self.set_goal(mask)
