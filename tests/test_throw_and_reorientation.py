@@ -375,18 +375,18 @@ def test_render_shows_the_goal(env_id):
     assert (image != env.render(1)).any(2).sum() > 300
 
 
-@pytest.mark.parametrize("scale", [0.0, 1.0], ids=["zero", "random"])
 @pytest.mark.parametrize("env_id", [THROW, REORIENTATION])
-def test_two_thousand_steps_stay_sound(env_id, scale, tmp_path, monkeypatch):
+def test_two_thousand_steps_stay_sound(env_id, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    env = envs.make(env_id, 4)
+    env = envs.make(env_id, 6)
     env.reset()
-    actions, ends = random_actions(4, 0), 0
+    actions, ends = random_actions(6, 0), torch.zeros(6)
+    still_or_random = torch.tensor([[0.0], [0.0], [0.0], [1.0], [1.0], [1.0]])
     for _ in range(2000):
-        obs, reward, terminated, truncated, info = env.step(scale * next(actions))
+        obs, reward, terminated, truncated, info = env.step(still_or_random * next(actions))
         assert obs.isfinite().all() and reward.isfinite().all() and obs.abs().max() <= 10.0
-        ends += (terminated | truncated).sum().item()
-    assert ends >= 4 and info["metrics"]["nan_worlds"].item() == 0
+        ends += terminated | truncated
+    assert (ends >= 3).all() and info["metrics"]["nan_worlds"].item() == 0
     assert not list(pathlib.Path().glob("MUJOCO_LOG*"))
 
 
