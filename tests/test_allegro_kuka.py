@@ -535,8 +535,9 @@ def test_observation_layout(env_id, pattern):
         expected = [
             *(2 * (data.qpos[:23] - lower) / (upper - lower) - 1), *data.qvel[:23], *palm,
             *motion("iiwa7_link_7"), *motion("object"), *(tips - palm).flatten(),
-            *(of_object - palm).flatten(), *(of_object - of_goal).flatten(), *scale, env.closest_keypoint[i], *env.closest_fingertip[i], float(i == 1),
-            math.log(5 / 10 + 1), math.log(4), 0.01 * reward[i],
+            *(of_object - palm).flatten(), *(of_object - of_goal).flatten(), *scale,
+            env.closest_keypoint[i], *env.closest_fingertip[i], float(i == 1), math.log(5 / 10 + 1),
+            math.log(4), 0.01 * reward[i],
         ]  # fmt: skip
         assert len(expected) == env.num_obs == 93 + 6 * len(pattern)
         assert obs[i] == pytest.approx(np.clip(np.array(expected, float), -10.0, 10.0), abs=2e-4)
