@@ -10,6 +10,8 @@ from envs.base import VectorEnv
 
 TASKS = {
     "AllegroKukaRegrasping": "envs.tasks.allegro_kuka:AllegroKukaRegrasping",
+    "AllegroKukaReorientation": "envs.tasks.allegro_kuka:AllegroKukaReorientation",
+    "AllegroKukaThrow": "envs.tasks.allegro_kuka:AllegroKukaThrow",
     "Cartpole": "envs.tasks.cartpole:Cartpole",
     "Moat": "envs.tasks.moat:Moat",
 }
