@@ -9,6 +9,7 @@ import sys
 from envs.base import VectorEnv
 
 TASKS = {
+    "AllegroHand": "envs.tasks.in_hand:AllegroHand",
     "AllegroKukaRegrasping": "envs.tasks.allegro_kuka:AllegroKukaRegrasping",
     "Cartpole": "envs.tasks.cartpole:Cartpole",
     "Moat": "envs.tasks.moat:Moat",
