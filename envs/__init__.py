@@ -13,6 +13,7 @@ TASKS = {
     "AllegroKukaRegrasping": "envs.tasks.allegro_kuka:AllegroKukaRegrasping",
     "Cartpole": "envs.tasks.cartpole:Cartpole",
     "Moat": "envs.tasks.moat:Moat",
+    "ShadowHand": "envs.tasks.in_hand:ShadowHand",
 }
 ENGINES = {"mujoco": "mujoco"}  # name -> the package that it needs
 

@@ -26,8 +26,8 @@ def build_scene(add_hand, joint_names, fingertip_bodies, cube_edge, cube_density
     spec.option.iterations = 20  # a cap for the worst world of a batch
     spec.option.cone = mujoco.mjtCone.mjCONE_ELLIPTIC
     spec.option.impratio = 10.0
-    spec.default.geom.solimp = CONTACT_IMPEDANCE
-    spec.default.geom.solref = CONTACT_RESPONSE
+    for contact in (spec.default.geom, spec.default.pair):
+        contact.solimp, contact.solref = CONTACT_IMPEDANCE, CONTACT_RESPONSE
     spec.visual.global_.offwidth, spec.visual.global_.offheight = 640, 480
 
     add_hand(spec)
@@ -38,7 +38,8 @@ def build_scene(add_hand, joint_names, fingertip_bodies, cube_edge, cube_density
     goal = spec.worldbody.add_body(name=GOAL_BODY, mocap=True, pos=cube_start)
     add_cube(goal, cube_edge, contype=0, conaffinity=0)
     spec.worldbody.add_light(pos=(1, -1, 3), dir=(-0.3, 0.3, -1), castshadow=True)
-    spec.worldbody.add_camera(name="overview", pos=(0.25, -0.62, 0.95), xyaxes=(0.9, 0.44, 0, -0.28, 0.58, 0.77))
+    camera = [start + shift for start, shift in zip(cube_start, (0.25, -0.42, 0.39))]
+    spec.worldbody.add_camera(name="overview", pos=camera, xyaxes=(0.9, 0.44, 0, -0.28, 0.58, 0.77))
 
     for sensor in (mujoco.mjtSensor.mjSENS_JOINTACTFRC, mujoco.mjtSensor.mjSENS_JOINTLIMITFRC):
         for name in joint_names:

@@ -8,14 +8,15 @@ At zero the fingers point along z of the palm body, whose -y is where they bend 
 import mujoco
 import numpy as np
 
-BASE_QUAT = (0, 0, -1, 1)  # not normalised: fingers along -y of the world, palm up
+BASE_POS, BASE_QUAT = (0, 0, 0.5), (0, 0, -1, 1)  # not normalised: fingers along -y of the world, palm up
 FINGERTIP_BODIES = ["ffdistal", "mfdistal", "rfdistal", "lfdistal", "thdistal"]
 X, Y = (1, 0, 0), (0, 1, 0)
 
-# body: parent, place in it, mass, centre of mass; joint: axis, limits, effort limit (N m; None: not driven); shapes.
-# A shape is a capsule (end, end, radius) or a box (centre, half edges) in body axes. The frames are parallel at zero but
-# for the thumb's.
-FOREARM = ((0, 0.01, 0), 4.0, (0.001, -0.002, 0.29), 0.01, [("capsule", (0, 0.01, 0.085), (0, 0.01, 0.189), 0.0675)])
+# body: parent, place in it, mass, centre of mass; joint: axis, limits, effort limit (N m; None: no drive); shapes. A shape
+# is a capsule (end, end, radius) or a box (centre, half edges) in body axes. At zero all frames but the thumb's are
+# parallel. The forearm is fixed to the world; it is a capsule in place of a mesh.
+FOREARM = ("forearm", (0, 0.01, 0), 4.0, (0.001, -0.002, 0.29), 0.01,
+           [("capsule", (0, 0.01, 0.085), (0, 0.01, 0.189), 0.0675)])  # fmt: skip
 BODIES = [
     ("wrist", "forearm", (0, 0, 0.256), 0.3, (0.003, 0, 0.016), "WRJ1", Y, (-0.489, 0.14), 4.785,
      [("capsule", (0, 0.01, 0), (0, -0.01, 0), 0.015)]),
@@ -71,17 +72,19 @@ JOINT_NAMES = [body[5] for body in BODIES]
 JOINT_LOWER, JOINT_UPPER = np.array([body[7] for body in BODIES]).T
 DRIVEN = [i for i, body in enumerate(BODIES) if body[8] is not None]  # places in JOINT_NAMES of the 20 drives, in order
 
-# (stiffness N m / rad, damping N m s / rad, armature kg m^2, inertia kg m^2 of the moved body about every axis)
+# Stiffness (N m / rad), damping (N m s / rad) and armature of a joint, inertia of its body about every axis. The published
+# friction, 0.001, is left out: it is PhysX's load-dependent coefficient, not a torque.
 WRIST, FINGER = (5.0, 0.5, 0.005, 1e-3), (1.0, 0.1, 0.001, 1e-5)
 
-# A coupling tendon holds |0.00705 q0 - 0.00805 q1| below 1 mm for the last two joints of a finger: q0 follows q1 with a
-# slack of 0.14 rad. The published stiffness outside, 30 N m / rad at q0, is more than this time step can take: the
-# constraint is as stiff as it goes. The published damping, 0.1 N m s / rad at q0, acts inside as well.
+# A tendon couples the last two joints of each finger: |0.00705 q0 - 0.00805 q1| <= 1 mm, so q0, which has no drive,
+# follows q1 with a slack of 0.14 rad. Outside it the published spring of 30 N m / rad at q0 is too stiff for a substep of
+# 8 ms: a limit of MuJoCo's default softness stands in for it. Measured: q0 leaves the slack by 0.06 rad at most, and
+# 0.006 rad at rest. The published damping, 0.1 N m s / rad at q0, acts within the slack too.
 TENDON_ARMS, TENDON_SLACK = (0.00705, -0.00805), 0.001  # m / rad, m
 TENDON_DAMPING = 0.1 / TENDON_ARMS[0] ** 2  # N s / m
-COUPLED = [("FFJ0", "FFJ1"), ("MFJ0", "MFJ1"), ("RFJ0", "RFJ1"), ("LFJ0", "LFJ1")]
+COUPLED = [("FFJ0", "FFJ1"), ("MFJ0", "MFJ1"), ("RFJ0", "RFJ1"), ("LFJ0", "LFJ1")]  # q0, q1
 
-# The only parts of the hand that touch each other, without friction; an object touches them all.
+# The parts of the hand that can touch each other, without friction. Everything can touch the cube.
 TOUCHING_PAIRS = [
     ("palm", "thdistal"), ("ffproximal", "mfproximal"), ("mfproximal", "rfproximal"), ("rfproximal", "lfproximal"),
     ("ffproximal", "thdistal"), ("mfproximal", "thdistal"), ("ffmiddle", "thdistal"), ("ffdistal", "thdistal"),
@@ -91,16 +94,11 @@ TOUCHING_PAIRS = [
 ]  # fmt: skip
 
 
-def add_shadow_hand(spec, pos):
-    """Add the hand to a spec: a fixed base at `pos` (m), 24 joints, 20 position drives and its sensors.
-
-    Sensors, in this order: the torque of each joint's drive (24, N m; 0 without a drive), then of each fingertip body
-    force (N) and torque (N m) that pass between it and its parent, at its origin and in its axes (5 x 6).
-    spec: mujoco.MjSpec, changed in place.
-    """
+def add_shadow_hand(spec):
+    """Add the hand to a mujoco.MjSpec: fixed base, 24 joints, 20 position drives."""
     spec.compiler.degree = False
-    mount = spec.worldbody.add_body(name="mount", pos=pos, quat=BASE_QUAT, mass=0.1, inertia=(1e-3, 1e-3, 1e-3))
-    bodies = {"forearm": _add_body(mount, "forearm", *FOREARM)}
+    mount = spec.worldbody.add_body(name="mount", pos=BASE_POS, quat=BASE_QUAT, mass=0.1, inertia=(1e-3, 1e-3, 1e-3))
+    bodies = {"forearm": _add_body(mount, *FOREARM)}
     for name, parent, place, mass, com, joint, axis, limits, effort, shapes in BODIES:
         stiffness, damping, armature, inertia = WRIST if joint.startswith("WR") else FINGER
         body = bodies[name] = _add_body(bodies[parent], name, place, mass, com, inertia, shapes)
@@ -119,20 +117,13 @@ def add_shadow_hand(spec, pos):
     for first, second in TOUCHING_PAIRS:
         spec.add_pair(geomname1=first, geomname2=second, condim=1)
 
-    for joint in JOINT_NAMES:
-        spec.add_sensor(type=mujoco.mjtSensor.mjSENS_JOINTACTFRC, objtype=mujoco.mjtObj.mjOBJ_JOINT, objname=joint)
-    for name in FINGERTIP_BODIES:
-        bodies[name].add_site(name=name)
-        for sensor in (mujoco.mjtSensor.mjSENS_FORCE, mujoco.mjtSensor.mjSENS_TORQUE):
-            spec.add_sensor(type=sensor, objtype=mujoco.mjtObj.mjOBJ_SITE, objname=name)
-
 
 def _add_body(parent, name, pos, mass, com, inertia, shapes):
     # gravcomp: the task has no gravity on the hand.
     body = parent.add_body(name=name, pos=pos, mass=mass, ipos=com, inertia=[inertia] * 3, gravcomp=1)
     body.explicitinertial = True
     for i, (kind, first, second, *radius) in enumerate(shapes):
-        # conaffinity 0: the hand touches objects, but not itself
+        # conaffinity 0: of itself the hand touches TOUCHING_PAIRS only
         geom = body.add_geom(name=name if i == 0 else "", contype=1, conaffinity=0, rgba=(0.3, 0.3, 0.33, 1))
         if kind == "box":
             geom.type, geom.pos, geom.size = mujoco.mjtGeom.mjGEOM_BOX, first, second

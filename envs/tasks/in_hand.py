@@ -11,7 +11,7 @@ import torch
 
 from envs.base import VectorEnv
 from envs.engines import make_engine
-from envs.robots import allegro_hand
+from envs.robots import allegro_hand, shadow_hand
 from envs.robots import in_hand_scene as scene
 
 CUBE = 0  # place in the engine's body list; the fingertips follow
@@ -240,3 +240,17 @@ class AllegroHand(InHandBase):
     cube_edge, cube_density = 0.065, 400.0
     cube_start = (0.0, -0.2, 0.56)
     goal_position = (0.0, -0.2, 0.52)
+
+
+class ShadowHand(InHandBase):
+    """The 24-joint Shadow hand with a cube of 5 cm, at 60 Hz. Observation (211), action (20)."""
+
+    add_hand = staticmethod(shadow_hand.add_shadow_hand)
+    joint_names = shadow_hand.JOINT_NAMES
+    joint_lower, joint_upper = shadow_hand.JOINT_LOWER, shadow_hand.JOINT_UPPER
+    actuated = shadow_hand.DRIVEN
+    fingertip_bodies = shadow_hand.FINGERTIP_BODIES
+    substeps = 2
+    cube_edge, cube_density = 0.05, 567.0
+    cube_start = (0.0, -0.39, 0.6)
+    goal_position = (0.0, -0.39, 0.56)
