@@ -24,6 +24,8 @@ def build_scene(add_hand, joint_names, fingertip_bodies, cube_edge, cube_density
     spec.option.timestep = TIMESTEP
     spec.option.integrator = mujoco.mjtIntegrator.mjINT_IMPLICITFAST
     spec.option.iterations = 20  # a cap for the worst world of a batch
+    # Of 40 random grasps by the Shadow hand, then turned palm down, 25 keep the cube (they slip 0.2 mm/s); with a
+    # pyramidal cone, which costs 40 % less time, 18 (0.4 mm/s), with MuJoCo's defaults 9 (1.5 mm/s).
     spec.option.cone = mujoco.mjtCone.mjCONE_ELLIPTIC
     spec.option.impratio = 10.0
     for contact in (spec.default.geom, spec.default.pair):

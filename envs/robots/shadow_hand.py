@@ -12,9 +12,9 @@ BASE_POS, BASE_QUAT = (0, 0, 0.5), (0, 0, -1, 1)  # not normalised: fingers alon
 FINGERTIP_BODIES = ["ffdistal", "mfdistal", "rfdistal", "lfdistal", "thdistal"]
 X, Y = (1, 0, 0), (0, 1, 0)
 
-# body: parent, place in it, mass, centre of mass; joint: axis, limits, effort limit (N m; None: no drive); shapes. A shape
-# is a capsule (end, end, radius) or a box (centre, half edges) in body axes. At zero all frames but the thumb's are
-# parallel. The forearm is fixed to the world; it is a capsule in place of a mesh.
+# body: parent, place in it, mass, centre of mass; joint: axis, limits, effort limit (N m; None: no drive); shapes.
+# A shape is a capsule (end, end, radius) or a box (centre, half edges) in body axes. At zero all frames but the thumb's
+# are parallel. The forearm is fixed to the world; a capsule stands in for its mesh.
 FOREARM = ("forearm", (0, 0.01, 0), 4.0, (0.001, -0.002, 0.29), 0.01,
            [("capsule", (0, 0.01, 0.085), (0, 0.01, 0.189), 0.0675)])  # fmt: skip
 BODIES = [
@@ -72,14 +72,14 @@ JOINT_NAMES = [body[5] for body in BODIES]
 JOINT_LOWER, JOINT_UPPER = np.array([body[7] for body in BODIES]).T
 DRIVEN = [i for i, body in enumerate(BODIES) if body[8] is not None]  # places in JOINT_NAMES of the 20 drives, in order
 
-# Stiffness (N m / rad), damping (N m s / rad) and armature of a joint, inertia of its body about every axis. The published
-# friction, 0.001, is left out: it is PhysX's load-dependent coefficient, not a torque.
+# Stiffness (N m / rad), damping (N m s / rad) and armature of a joint, inertia of its body about every axis. The
+# published friction, 0.001, is left out: it is PhysX's load-dependent coefficient, not a torque.
 WRIST, FINGER = (5.0, 0.5, 0.005, 1e-3), (1.0, 0.1, 0.001, 1e-5)
 
 # A tendon couples the last two joints of each finger: |0.00705 q0 - 0.00805 q1| <= 1 mm, so q0, which has no drive,
-# follows q1 with a slack of 0.14 rad. Outside it the published spring of 30 N m / rad at q0 is too stiff for a substep of
-# 8 ms: a limit of MuJoCo's default softness stands in for it. Measured: q0 leaves the slack by 0.06 rad at most, and
-# 0.006 rad at rest. The published damping, 0.1 N m s / rad at q0, acts within the slack too.
+# follows q1 with a slack of 0.14 rad. The published spring beyond it, 30 N m / rad at q0, would swing at 170 rad/s, too
+# fast for a substep of 8 ms: MuJoCo's limit, softer, stands in for it. Measured: q0 leaves the slack by 0.06 rad at most
+# and by 0.006 rad at rest. The published damping, 0.1 N m s / rad at q0, acts within the slack too.
 TENDON_ARMS, TENDON_SLACK = (0.00705, -0.00805), 0.001  # m / rad, m
 TENDON_DAMPING = 0.1 / TENDON_ARMS[0] ** 2  # N s / m
 COUPLED = [("FFJ0", "FFJ1"), ("MFJ0", "MFJ1"), ("RFJ0", "RFJ1"), ("LFJ0", "LFJ1")]  # q0, q1

@@ -250,7 +250,7 @@ class ShadowHand(InHandBase):
     joint_lower, joint_upper = shadow_hand.JOINT_LOWER, shadow_hand.JOINT_UPPER
     actuated = shadow_hand.DRIVEN
     fingertip_bodies = shadow_hand.FINGERTIP_BODIES
-    substeps = 2
+    substeps = 2  # as the original; four hold no better
     cube_edge, cube_density = 0.05, 567.0
     cube_start = (0.0, -0.39, 0.6)
     goal_position = (0.0, -0.39, 0.56)
