@@ -78,8 +78,8 @@ WRIST, FINGER = (5.0, 0.5, 0.005, 1e-3), (1.0, 0.1, 0.001, 1e-5)
 
 # A tendon couples the last two joints of each finger: |0.00705 q0 - 0.00805 q1| <= 1 mm, so q0, which has no drive,
 # follows q1 with a slack of 0.14 rad. The published spring beyond it, 30 N m / rad at q0, would swing at 170 rad/s, too
-# fast for a substep of 8 ms: MuJoCo's limit, softer, stands in for it. Measured: q0 leaves the slack by 0.06 rad at most
-# and by 0.006 rad at rest. The published damping, 0.1 N m s / rad at q0, acts within the slack too.
+# fast for a substep of 8 ms; MuJoCo's limit stands in, softer. Measured: q0 leaves the slack by 0.06 rad at most and by
+# 0.006 rad at rest. The published damping, 0.1 N m s / rad at q0, acts within the slack too.
 TENDON_ARMS, TENDON_SLACK = (0.00705, -0.00805), 0.001  # m / rad, m
 TENDON_DAMPING = 0.1 / TENDON_ARMS[0] ** 2  # N s / m
 COUPLED = [("FFJ0", "FFJ1"), ("MFJ0", "MFJ1"), ("RFJ0", "RFJ1"), ("LFJ0", "LFJ1")]  # q0, q1
