@@ -35,9 +35,11 @@ def build_scene(add_hand, joint_names, fingertip_bodies, cube_edge, cube_density
     add_cube(cube, cube_edge, density=cube_density)
     # Drawn only; whoever renders says where.
     goal = spec.worldbody.add_body(name=GOAL_BODY, mocap=True, pos=cube_start)
-    add_cube(goal, cube_edge, contype=0, conaffinity=0)
+    add_cube(goal, cube_edge, mass=0, contype=0, conaffinity=0)
+    sky = dict(type=mujoco.mjtTexture.mjTEXTURE_SKYBOX, builtin=mujoco.mjtBuiltin.mjBUILTIN_GRADIENT)
+    spec.add_texture(name="sky", width=64, height=384, rgb1=(0.9, 0.95, 1.0), rgb2=(0.6, 0.7, 0.8), **sky)
     spec.worldbody.add_light(pos=(1, -1, 3), dir=(-0.3, 0.3, -1), castshadow=True)
-    spec.worldbody.add_camera(name="overview", pos=(0.25, -0.62, 0.95), xyaxes=(0.9, 0.44, 0, -0.28, 0.58, 0.77))
+    spec.worldbody.add_camera(name="overview", pos=(0.32, -0.66, 0.92), xyaxes=(0.771, 0.637, 0, -0.348, 0.422, 0.837))
 
     for sensor in (mujoco.mjtSensor.mjSENS_JOINTACTFRC, mujoco.mjtSensor.mjSENS_JOINTLIMITFRC):
         for name in joint_names:
