@@ -489,7 +489,7 @@ def test_joint_force_is_the_drive_and_the_limit(make_still):
 
 def test_joint_force_is_what_the_sensors_measure(model):
     data = start(model)
-    data.qpos[:2] = data.ctrl[:2] = robot.JOINT_LOWER[0], robot.JOINT_UPPER[1]
+    data.qpos[:2] = data.ctrl[:2] = robot.JOINT_LOWER[0] - 1e-4, robot.JOINT_UPPER[1] + 1e-4
     data.qfrc_applied[:2] = -1.0, 1.0  # into their limits
     data.ctrl[4] = 0.5
     mujoco.mj_forward(model, data)
