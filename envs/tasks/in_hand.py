@@ -158,7 +158,10 @@ class InHandBase(VectorEnv):
         return multiply(self.engine.body_quat[:, CUBE], conjugate(self.goal))
 
     def joint_force(self):
-        """Torque of drive and limit on each joint (N, J) N m."""
+        """Torque of drive and limit on each joint (N, J) N m; Isaac Gym's joint force sensor is not documented.
+
+        Joint damping is left out: it stands for a speed limit. Torques of contacts have no sensor.
+        """
         drive, limit = self.engine.sensors[:, : 2 * self.num_joints].split(self.num_joints, 1)
         nearest = ((self.lower + self.upper) / 2.0 - self.engine.qpos[:, : self.num_joints]).sign()
         return drive + limit * nearest  # MuJoCo gives the size only; a limit pushes towards the middle
@@ -230,7 +233,11 @@ class InHandBase(VectorEnv):
 
 
 class AllegroHand(InHandBase):
-    """The 16-joint Allegro hand with a cube of 6.5 cm, at 30 Hz."""
+    """The 16-joint Allegro hand with a cube of 6.5 cm, at 30 Hz. Observation (88), action (16).
+
+    The observation is the published `full_state`, which the papers' MLP gets; their LSTM gets neither velocities nor
+    forces.
+    """
 
     add_hand = staticmethod(allegro_hand.add_allegro_hand)
     joint_names = allegro_hand.JOINT_NAMES
