@@ -21,10 +21,10 @@ def build_scene(add_hand, joint_names, fingertip_bodies, cube_edge, cube_density
     spec.option.timestep = timestep
     spec.option.integrator = mujoco.mjtIntegrator.mjINT_IMPLICITFAST
     spec.option.iterations = 20  # a cap; 3 on average, at most 18 seen. With 6 a resting cube shakes and falls off
-    # Of 60 random grasps of the Allegro hand turned upside down, 39 keep the cube: it slips 0.7 mm in 2 s, 0.4 mm deep in
-    # the fingers (medians). With a pyramidal cone and impratio 1: 35, 2.0 mm, 0.4 mm; with MuJoCo's solimp: 40, 2.1 mm,
-    # 1.7 mm; with both: 27, 4.7 mm, 1.6 mm. The elliptic cone costs a quarter of the time.
-    # The Shadow hand keeps 37 of 60, slip 0.9 mm, 0.4 mm deep; with a pyramidal cone and impratio 1: 23, 3.3 mm, 0.4 mm.
+    # Of 60 random grasps of the Allegro hand turned upside down, 39 keep the cube: it slips 0.7 mm in 2 s, 0.4 mm deep
+    # in the fingers (medians). With a pyramidal cone and impratio 1: 35, 2.0 mm, 0.4 mm; with MuJoCo's solimp: 40, 2.1
+    # mm, 1.7 mm; with both: 27, 4.7 mm, 1.6 mm. The elliptic cone costs a quarter of the time. The Shadow hand keeps 37
+    # (0.9 mm, 0.4 mm); with a pyramidal cone and impratio 1: 23 (3.3 mm, 0.4 mm).
     spec.option.cone = mujoco.mjtCone.mjCONE_ELLIPTIC
     spec.option.impratio = 10.0
     spec.default.geom.solimp = spec.default.pair.solimp = CONTACT_IMPEDANCE

@@ -160,7 +160,7 @@ class InHandBase(VectorEnv):
     def joint_force(self):
         """Torque of drive and limit on each joint (N, J) N m; Isaac Gym's joint force sensor is not documented.
 
-        Joint damping is left out: it stands for a speed limit. Torques of contacts have no sensor.
+        Left out: joint damping, and what contacts and tendons do, which has no sensor.
         """
         drive, limit = self.engine.sensors[:, : 2 * self.num_joints].split(self.num_joints, 1)
         nearest = ((self.lower + self.upper) / 2.0 - self.engine.qpos[:, : self.num_joints]).sign()
