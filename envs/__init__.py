@@ -9,11 +9,13 @@ import sys
 from envs.base import VectorEnv
 
 TASKS = {
+    "AllegroHand": "envs.tasks.in_hand:AllegroHand",
     "AllegroKukaRegrasping": "envs.tasks.allegro_kuka:AllegroKukaRegrasping",
     "AllegroKukaReorientation": "envs.tasks.allegro_kuka:AllegroKukaReorientation",
     "AllegroKukaThrow": "envs.tasks.allegro_kuka:AllegroKukaThrow",
     "Cartpole": "envs.tasks.cartpole:Cartpole",
     "Moat": "envs.tasks.moat:Moat",
+    "ShadowHand": "envs.tasks.in_hand:ShadowHand",
 }
 ENGINES = {"mujoco": "mujoco"}  # name -> the package that it needs
 
