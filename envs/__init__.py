@@ -10,7 +10,9 @@ from envs.base import VectorEnv
 
 TASKS = {
     "AllegroKukaRegrasping": "envs.tasks.allegro_kuka:AllegroKukaRegrasping",
+    "Ant": "envs.tasks.locomotion:Ant",
     "Cartpole": "envs.tasks.cartpole:Cartpole",
+    "Humanoid": "envs.tasks.locomotion:Humanoid",
     "Moat": "envs.tasks.moat:Moat",
 }
 ENGINES = {"mujoco": "mujoco"}  # name -> the package that it needs

@@ -18,7 +18,9 @@ every_env = pytest.mark.parametrize("env_id", ENV_IDS)
 # Does an observation (..., D) show the beginning of an episode? A new task must say here how one tells.
 BEGINNINGS = {
     "AllegroKukaRegrasping": lambda obs: (obs[..., 95:] == 0.0).all(-1),  # lifted, clock, successes, last reward
+    "Ant": lambda obs: (obs[..., 52:] == 0.0).all(-1) & (obs[..., 28:52] == 0.0).all(-1),  # no action, no sensors yet
     "Cartpole": lambda obs: (obs.abs() <= torch.tensor([0.1, 0.25, 0.1, 0.25])).all(-1),
+    "Humanoid": lambda obs: (obs[..., 54:] == 0.0).all(-1),  # no action, no sensors yet
     "Moat": lambda obs: (obs[..., 4:8] == 0.0).all(-1) & (obs[..., 8] == -1.0),  # at rest, clock
     DRIFT: lambda obs: (obs[..., :2].abs() <= 0.5).all(-1) & (obs[..., 2] == 0.0),
 }
