@@ -152,6 +152,10 @@ def check_args(args):
     for name in ("seed", "critic_n_step"):
         if getattr(args, name) < 0:
             refuse(name, getattr(args, name), "must be at least 0")
+    if args.seed >= 2**32:
+        refuse("seed", args.seed, "must be below 2**32, numpy's limit")
+    if args.num_envs * args.num_steps < 2:
+        refuse("num_steps", args.num_steps, "must be at least 2 with one environment: advantages are normalised")
     if not args.hidden_sizes or min(args.hidden_sizes) < 1:
         refuse("hidden_sizes", args.hidden_sizes, "must be one or more widths, each at least 1")
     if args.num_minibatches > args.num_envs:
@@ -297,10 +301,10 @@ def main(argv=None):
     device, T, N = args.device, args.num_steps, args.num_envs
     envs = tasks.make(args.env_id, N, device, args.seed, args.engine)
     engine = getattr(envs, "engine_name", "its own")
-    paper_num_envs = TASK_HYPERPARAMETERS.get(args.env_id, {}).get("num_envs", N)
+    for_gpu = TASK_HYPERPARAMETERS.get(args.env_id, {}).get("num_envs") == PAPER_NUM_ENVS
     print(
-        f"{args.env_id}: engine {engine}, {device}, {os.cpu_count()} cores, {N:,} environments"
-        + (f" ({paper_num_envs:,} on a GPU)" if device == "cpu" and N < paper_num_envs else "")
+        f"{args.env_id}: engine {engine}, {device}, {torch.get_num_threads()} threads, {N:,} environments"
+        + (f" ({PAPER_NUM_ENVS:,} on a GPU)" if for_gpu and device == "cpu" and N < PAPER_NUM_ENVS else "")
         + ("; faster on a CPU: --no-lstm --hidden-sizes 256 128 64" if args.lstm and device == "cpu" else ""),
         flush=True,
     )
@@ -413,7 +417,8 @@ def main(argv=None):
                     kl = kl_divergence(Normal(mb["means"], mb_std, validate_args=False), policy).sum(-1)  # (T, M)
                     kls.append(kl.mean())
                     clipfrac = (clipped_ratio != ratio).float()
-                    stats.append(torch.stack([x.mean() for x in (pg_loss, v_loss, entropy, bounds_loss, clipfrac)]))
+                    losses = (pg_loss, v_loss, entropy, bounds_loss, clipfrac)
+                    stats.append(torch.stack([x.mean() for x in losses]))
             kl, group = torch.stack(kls).mean().item(), optimizer.param_groups[0]
             group["lr"] = adapt_learning_rate(group["lr"], kl, args.kl_threshold)
         agent.obs_rms.update(obs[:-1])

@@ -118,8 +118,11 @@ class Args:
     """lambda: weight of an off-policy row against an on-policy one (SAPG Eq. 4)"""
     off_policy_mu: bool = False
     """centre the off-policy clip window on mu (SAPG Eq. 3); off: on 1, as released, which measured better"""
-    aggregation: Literal["leader-follower", "symmetric"] = "leader-follower"
-    """who learns from others: the leader alone (SAPG 4.3) or everybody (SAPG 4.2)"""
+    aggregation: Literal["leader-follower", "one-follower", "symmetric"] = "leader-follower"
+    """who learns from whom: the leader from all followers (SAPG 4.3) or from one drawn anew each iteration (CPO Eq. 2;
+    SAPG as released), or everybody from everybody (SAPG 4.2)"""
+    diagnostics_interval: int = 50
+    """iterations between two looks at how far the agents are apart, see `diagnose`; 0: never"""
 
     # Runtime
     device: tyro.conf.Suppress[str] = field(init=False, default="cpu")
@@ -171,9 +174,13 @@ def check_args(args):
     for name in ("gamma", "gae_lambda"):
         if getattr(args, name) > 1:
             refuse(name, getattr(args, name), "must be at most 1")
-    for name in ("seed", "critic_n_step"):
+    for name in ("seed", "critic_n_step", "diagnostics_interval"):
         if getattr(args, name) < 0:
             refuse(name, getattr(args, name), "must be at least 0")
+    if args.seed >= 2**32:
+        refuse("seed", args.seed, "must be below 2**32, numpy's limit")
+    if args.num_envs * args.num_steps < 2:
+        refuse("num_steps", args.num_steps, "must be at least 2 with one environment: advantages are normalised")
     if not args.hidden_sizes or min(args.hidden_sizes) < 1:
         refuse("hidden_sizes", args.hidden_sizes, "must be one or more widths, each at least 1")
     # SAPG
@@ -181,7 +188,7 @@ def check_args(args):
         refuse("num_agents", args.num_agents, f"must be at least 1 and divide --num-envs {args.num_envs}")
     if args.latent_dim < 0:
         refuse("latent_dim", args.latent_dim, "must be at least 0")
-    others = max(args.num_agents - 1, 1)
+    others = max(args.num_agents - 1, 1) if args.aggregation != "one-follower" else 1
     if args.off_policy_ratio > others:
         refuse("off_policy_ratio", args.off_policy_ratio, f"must be at most {others}: all data of the others")
     if args.num_minibatches > args.num_envs:
@@ -320,13 +327,17 @@ def sample_offpolicy_columns(agent_ids, num_agents, ratio, aggregation):
     """Which columns are learned from off-policy, and by whom: columns (C,) and their learners' ids (C,).
 
     agent_ids (N,): who acted in each column. Each learner gets ratio * n columns, drawn uniformly without replacement
-    from those of all other agents (SAPG Algorithm 1; 4.3 leader-follower, 4.2 symmetric).
+    from those of all other agents (SAPG Algorithm 1; 4.3 leader-follower, 4.2 symmetric), or the leader alone from
+    those of one follower, drawn uniformly too (CPO Eq. 2).
     """
     count = min(round(ratio * len(agent_ids) / num_agents), len(agent_ids) - len(agent_ids) // num_agents)
-    columns, learners = [], [LEADER] if aggregation == "leader-follower" else range(num_agents)
+    columns, learners = [], range(num_agents) if aggregation == "symmetric" else [LEADER]
     for learner in learners:
         others = (agent_ids != learner).nonzero().squeeze(1)
-        columns.append(others[torch.randperm(len(others), device=agent_ids.device)[:count]])
+        others = others[torch.randperm(len(others), device=agent_ids.device)]
+        if aggregation == "one-follower":  # blocks are equal, so whose column is drawn first is a fair draw
+            others = others[agent_ids[others] == agent_ids[others[:1]]]
+        columns.append(others[:count])
     return torch.cat(columns), torch.tensor(list(learners), device=agent_ids.device).repeat_interleave(count)
 
 
@@ -357,6 +368,88 @@ def offpolicy_batch(agent, batch, rewards, successors, terminated, columns, lear
     return off
 
 
+# ----------------------------------------------------------------------------------------------------------------------
+# SAPG: how far the agents are apart
+# ----------------------------------------------------------------------------------------------------------------------
+@torch.no_grad()
+def diagnose(agent, batch, args):
+    """What the leader can make of the followers' data (CPO 7.2) and how far the agents are apart (CPO 7.3).
+
+    batch: that of the update, before its first step. Returns scalars, name -> 0-d tensor, and the KL matrix (K, K) of
+    at most 9 agents, evenly spaced from the leader to the last follower, so that the cost does not grow with A.
+    """
+
+    def log_ratio(rows):  # of the learner's probability to that of who acted, from whose LSTM state it starts (T, C)
+        keys = ("obs", "agent_ids", "dones", "lstm_state", "actions")
+        logprob = agent.get_action_and_value(*(rows[key] for key in keys))[1]
+        return (logprob - rows["logprobs"]).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+
+    on = {key: value[:, : args.num_envs] for key, value in batch.items()}
+    off = {key: value[:, args.num_envs :] for key, value in batch.items()}
+    shown = torch.linspace(0, args.num_agents - 1, min(args.num_agents, 9)).round().long().tolist()
+    kls = kl_matrix(agent, on, shown, args.num_agents)
+    log_ratios = log_ratio({**on, "agent_ids": torch.full_like(on["agent_ids"], LEADER)})
+    scalars = {"population/latent_spread": agent.latents.std(0, unbiased=False).mean()}
+    if args.num_agents > 1:
+        deviation, ess = importance_statistics(log_ratios, args.num_agents)
+        nearest = nearest_agents(kls)
+        scalars.update({
+            "population/is_ratio_deviation": deviation[LEADER + 1 :].mean(),
+            "population/is_ratio_deviation_max": deviation[LEADER + 1 :].max(),
+            "population/is_log_ratio_median": log_ratios[:, args.num_envs // args.num_agents :].abs().median(),
+            "population/ess_rate": ess,
+            "population/leader_is_nearest": (nearest[1:] == LEADER).float().mean(),
+            "population/kl_to_leader": kls[1:, LEADER].mean(),
+            "population/kl_to_leader_max": kls[1:, LEADER].max(),
+        })
+        scalars.update({f"population/is_ratio_deviation_of_{k}": deviation[k] for k in shown[1:]})
+    if off["obs"].shape[1]:
+        ratio = log_ratio(off).exp()
+        low, high = off["mu"] * (1 - args.clip_coef), off["mu"] * (1 + args.clip_coef)
+        used = torch.where(off["advantages"] > 0, ratio < high, ratio > low)  # not cut off by the clip
+        scalars["population/off_policy_used"] = used.float().mean()
+    return scalars, kls
+
+
+def importance_statistics(log_ratios, num_agents):
+    """log_ratios (T, N) of the leader to who acted -> mean |1 - w| per agent (A,) and ESS / (T N) (CPO Table 2, Eq. 5).
+
+    The leader's own rows, w = 1, are among them.
+    """
+    w = log_ratios.double().exp()
+    return (1 - w).abs().view(len(w), num_agents, -1).mean((0, 2)), w.sum() ** 2 / w.square().sum() / w.numel()
+
+
+def kl_matrix(agent, rows, agents, num_agents):
+    """KL(i || j), i down and j across, for K agents (ids): mean over at most 256 states of i, the window's first."""
+    n, matrix = rows["obs"].shape[1] // num_agents, []
+    for i in agents:
+        keys = ("obs", "agent_ids", "dones", "lstm_state", "actions")
+        obs, ids, *inputs = (rows[key][:1, i * n : i * n + min(n, 256)] for key in keys)
+        policies = [agent.get_action_and_value(obs, torch.full_like(ids, j), *inputs)[2] for j in agents]
+        own = policies[agents.index(i)]
+        matrix.append(torch.stack([kl_divergence(own, other).sum(-1).mean() for other in policies]))
+    return torch.stack(matrix)
+
+
+def nearest_agents(kls):
+    """For each row of the KL matrix (K, K) the column of the nearest other agent (K,)."""
+    return (kls + torch.diag(torch.full_like(kls[0], math.inf))).argmin(1)
+
+
+def kl_image(kls, cell=24):
+    """The KL matrix (K, K) as an image (3, K cell, K cell) in [0, 1], dark 1e-3 to bright 100 nats, on a log scale.
+
+    First row and column are the leader's. A white square marks the agent nearest to the row's (CPO Fig. 4).
+    """
+    shade = ((kls.clamp(1e-3, 1e2).log10() + 3) / 5).cpu()
+    image = torch.stack([shade, shade**2, 0.4 * (1 - shade)]).repeat_interleave(cell, 1).repeat_interleave(cell, 2)
+    for i, j in enumerate(nearest_agents(kls).tolist() if len(kls) > 1 else []):
+        middle = slice(cell // 3, cell - cell // 3)
+        image[:, i * cell : (i + 1) * cell, j * cell : (j + 1) * cell][:, middle, middle] = 1.0
+    return image
+
+
 def adapt_learning_rate(lr, kl, threshold):
     """rl_games' rule: keep KL(old || new) of the on-policy data between half and twice the threshold."""
     if threshold and kl > 2.0 * threshold:
@@ -374,10 +467,10 @@ def main(argv=None):
     device, T, N = args.device, args.num_steps, args.num_envs
     envs = tasks.make(args.env_id, N, device, args.seed, args.engine)
     engine = getattr(envs, "engine_name", "its own")
-    paper_num_envs = TASK_HYPERPARAMETERS.get(args.env_id, {}).get("num_envs", N)
+    for_gpu = TASK_HYPERPARAMETERS.get(args.env_id, {}).get("num_envs") == PAPER_NUM_ENVS
     print(
-        f"{args.env_id}: engine {engine}, {device}, {os.cpu_count()} cores, {N:,} environments"
-        + (f" ({paper_num_envs:,} on a GPU)" if device == "cpu" and N < paper_num_envs else "")
+        f"{args.env_id}: engine {engine}, {device}, {torch.get_num_threads()} threads, {N:,} environments"
+        + (f" ({PAPER_NUM_ENVS:,} on a GPU)" if for_gpu and device == "cpu" and N < PAPER_NUM_ENVS else "")
         + ("; faster on a CPU: --no-lstm --hidden-sizes 256 128 64" if args.lstm and device == "cpu" else ""),
         flush=True,
     )
@@ -473,6 +566,10 @@ def main(argv=None):
         batch["returns"] = agent.value_rms.normalize(batch["returns"])
         advantages = batch["advantages"]
         batch["advantages"] = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
+        diagnostics = {}
+        if args.diagnostics_interval and iteration % args.diagnostics_interval == 0:
+            diagnostics, kls = diagnose(agent, batch, args)
+            writer.add_image("population/kl_matrix", kl_image(kls), global_step)
 
         # --------------------------------------------------------------------------------------------------------------
         # Update
@@ -509,7 +606,8 @@ def main(argv=None):
                     on_policy = 1 - mb["is_offpolicy"]  # off-policy rows were acted by somebody else
                     kls.append((kl * on_policy).sum() / on_policy.sum().clamp(min=1))
                     clipfrac = (clipped_ratio != ratio).float()
-                    stats.append(torch.stack([x.mean() for x in (pg_loss, v_loss, entropy, bounds_loss, clipfrac)]))
+                    losses = (pg_loss, v_loss, entropy, bounds_loss, clipfrac)
+                    stats.append(torch.stack([x.mean() for x in losses]))
             kl, group = torch.stack(kls).mean().item(), optimizer.param_groups[0]
             group["lr"] = adapt_learning_rate(group["lr"], kl, args.kl_threshold)
         agent.obs_rms.update(obs[:-1])
@@ -541,6 +639,7 @@ def main(argv=None):
             "losses/explained_variance": explained_variance.item(),
             "perf/rollout_s": update_start - rollout_start,
             "perf/update_s": now - update_start,
+            **{key: float(value) for key, value in diagnostics.items()},
         })
         for key, value in scalars.items():
             if math.isfinite(value):  # no episode has finished yet: nothing to say

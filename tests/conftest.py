@@ -47,7 +47,8 @@ def train(tmp_path, monkeypatch):
 
     agent, optimizer     the script's own, at the end of the run
     steps[t]             obs, action, logprob, reward, terminated, truncated, final_obs, next_obs, objective (N, ...)
-    minibatches[i]       just before the step: params, buffers, lr, grads (unclipped); obs, action, agent_ids, logprob
+    minibatches[i]       just before the step: params, buffers, lr, grads (unclipped); obs, action, agent_ids, logprob;
+                         pull: the same four of cpo's pull, or None
     sampled[iteration]   (columns, learners) of the off-policy data
     generations[i]       iteration, fitness, lineage, latents, parameter of the i-th genetic algorithm step
     """
@@ -67,7 +68,7 @@ def record(script, run, patch):
     """Put recorders around what main() calls by name."""
     make, agent_class = script.tasks.make, script.Agent
     clip, adam = torch.nn.utils.clip_grad_norm_, torch.optim.Adam
-    current = SimpleNamespace(obs=None, acted=None, learned=None)
+    current = SimpleNamespace(obs=None, acted=None, learned=[])
 
     def recorded_make(*args):
         envs = make(*args)
@@ -97,7 +98,8 @@ def record(script, run, patch):
             action, logprob, *rest = outputs = forward(obs, *inputs)
             if torch.is_grad_enabled():  # a minibatch
                 agent_ids = inputs[0] if hasattr(agent, "latents") else torch.zeros(1, obs.shape[1], dtype=torch.long)
-                current.learned = dict(obs=obs, action=action, agent_ids=agent_ids, logprob=logprob.detach().clone())
+                seen = dict(obs=obs, action=action, agent_ids=agent_ids, logprob=logprob.detach().clone())
+                current.learned.append(seen)
             elif len(obs) == 1:  # a step of the rollout
                 current.acted = dict(action=action[0], logprob=logprob[0])
             return outputs
@@ -111,12 +113,15 @@ def record(script, run, patch):
 
     def recorded_clip(parameters, *args):
         params = dict(run.agent.named_parameters())
+        learned, *pull = current.learned
+        current.learned = []
         run.minibatches.append(SimpleNamespace(
             params={key: value.detach().clone() for key, value in params.items()},
             grads={key: value.grad.clone() for key, value in params.items()},
             buffers={key: value.clone() for key, value in run.agent.named_buffers()},
             lr=run.optimizer.param_groups[0]["lr"],
-            **current.learned,
+            pull=SimpleNamespace(**pull[0]) if pull else None,
+            **learned,
         ))  # fmt: skip
         return clip(parameters, *args)
 
