@@ -261,7 +261,7 @@ def test_render(env_id):
 
 
 @pytest.mark.parametrize("wrong, nearest", [
-    ("Moot", "Moat"), ("CartPole", "Cartpole"), ("Kuka", "AllegroKukaRegrasping")
+    ("Moot", "Moat"), ("CartPole", "Cartpole"), ("AllegroKukaRegrasp", "AllegroKukaRegrasping")
 ])  # fmt: skip
 def test_unknown_id_suggests_the_nearest(wrong, nearest):
     with pytest.raises(ValueError, match=f"did you mean {nearest}\\?") as error:
