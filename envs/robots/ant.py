@@ -38,19 +38,15 @@ def build():
     (world axes) and angular (body axes) velocity, then the joints'. Sensors (24): each foot's force and torque.
     """
     spec = make_scene()
-
-    def shapes(body, *points):
-        add_shapes(body, points, DENSITY, FRICTION, False, (0.8, 0.5, 0.3, 1))
-
+    kind = dict(density=DENSITY, friction=FRICTION, self_collision=False, rgba=(0.8, 0.5, 0.3, 1))
     torso = add_root(spec, "torso", START_HEIGHT, camera=(-1.5, -2.5, 1.5))
-    shapes(torso, ((0, 0, 0), 0.25))
+    add_shapes(torso, [((0, 0, 0), 0.25)], **kind)
     for i, (name, (x, y), _, ankle_axis) in enumerate(LEGS):
         knee, tip = (0.2 * x, 0.2 * y, 0), (0.4 * x, 0.4 * y, 0)
-        shapes(torso, ((0, 0, 0), knee, 0.08))
         leg = torso.add_body(name=name + "_leg", pos=knee)
-        shapes(leg, ((0, 0, 0), knee, 0.08))
         foot = leg.add_body(name=name + "_foot", pos=knee)
-        shapes(foot, ((0, 0, 0), tip, 0.08))
+        for body, end in ((torso, knee), (leg, knee), (foot, tip)):
+            add_shapes(body, [((0, 0, 0), end, 0.08)], **kind)
         for body, axis, j in ((leg, (0, 0, 1), 2 * i), (foot, ankle_axis, 2 * i + 1)):
             limits = (JOINT_LOWER[j], JOINT_UPPER[j])
             add_hinge(spec, body, JOINT_NAMES[j], axis, limits, GEAR[j], damping=(DAMPING, 0, 0), armature=ARMATURE)

@@ -5,14 +5,7 @@ Lengths in m, angles of the tables in degrees. Joint order, everywhere: the tabl
 
 import numpy as np
 
-from envs.robots.walker import (
-    add_hinge,
-    add_limit_sensor,
-    add_root,
-    add_shapes,
-    add_wrench_sensor,
-    make_scene,
-)
+from envs.robots.walker import add_hinge, add_limit_sensor, add_root, add_shapes, add_wrench_sensor, make_scene
 
 START_HEIGHT = 1.34  # m, of the torso
 DENSITY, FRICTION = 1000.0, 1.0
@@ -81,13 +74,13 @@ def build():
     foot, then the limits' torques.
     """
     spec = make_scene()
-    look = (DENSITY, FRICTION, True, (0.8, 0.6, 0.4, 1))  # for add_shapes
+    kind = dict(density=DENSITY, friction=FRICTION, self_collision=True, rgba=(0.8, 0.6, 0.4, 1))
     bodies = {"torso": add_root(spec, "torso", START_HEIGHT, camera=(-2.0, -3.0, 0.5))}
-    add_shapes(bodies["torso"], TORSO, *look)
+    add_shapes(bodies["torso"], TORSO, **kind)
     for name, (parent, pos, shapes) in LINKS.items():
         quat = TILT if name in ("lower_waist", "pelvis") else (1, 0, 0, 0)
         bodies[name] = bodies[parent].add_body(name=name, pos=pos, quat=quat)
-        add_shapes(bodies[name], shapes, *look)
+        add_shapes(bodies[name], shapes, **kind)
     for name, (link, height, axis, limits, stiffness, damping, armature, gear) in JOINTS.items():
         add_hinge(
             spec, bodies[link], name, axis, np.deg2rad(limits), gear, pos=(0, 0, height),

@@ -39,8 +39,8 @@ class LocomotionBase(VectorEnv):
     Objective: the return.
     """
 
-    fitness_floor = 10.0
     max_episode_steps = 1000
+    fitness_floor = 10.0
     robot: object  # module of envs.robots
     min_height: float  # m, of the torso
     fall_reward: float
@@ -52,7 +52,6 @@ class LocomotionBase(VectorEnv):
 
     def __init__(self, num_envs, device, seed, engine="mujoco"):
         super().__init__(num_envs, device, seed)
-        self.num_actions = len(self.robot.JOINT_NAMES)
         self.engine = make_engine(engine, [self.robot.build()], num_envs, SUBSTEPS, [], self.device)
         self.engine_name = self.engine.name
 
@@ -176,7 +175,7 @@ class LocomotionBase(VectorEnv):
 class Ant(LocomotionBase):
     """Four legs, 8 joints. Observation (60): without joint forces."""
 
-    num_obs = 60
+    num_obs, num_actions = 60, 8
     robot = ant
     min_height, fall_reward, alive_reward, action_cost = 0.31, -2.0, 0.5, 0.005
     angular_velocity_scale, joint_velocity_scale, wrench_scale = 1.0, 0.2, 0.1
@@ -188,7 +187,7 @@ class Ant(LocomotionBase):
 class Humanoid(LocomotionBase):
     """Two legs, 21 joints. Observation (108)."""
 
-    num_obs = 108
+    num_obs, num_actions = 108, 21
     robot = humanoid
     min_height, fall_reward, alive_reward, action_cost = 0.8, -1.0, 2.0, 0.01
     angular_velocity_scale, joint_velocity_scale, wrench_scale = 0.25, 0.1, 0.01
