@@ -13,7 +13,9 @@ TASKS = {
     "AllegroKukaRegrasping": "envs.tasks.allegro_kuka:AllegroKukaRegrasping",
     "AllegroKukaReorientation": "envs.tasks.allegro_kuka:AllegroKukaReorientation",
     "AllegroKukaThrow": "envs.tasks.allegro_kuka:AllegroKukaThrow",
+    "Ant": "envs.tasks.locomotion:Ant",
     "Cartpole": "envs.tasks.cartpole:Cartpole",
+    "Humanoid": "envs.tasks.locomotion:Humanoid",
     "Moat": "envs.tasks.moat:Moat",
     "ShadowHand": "envs.tasks.in_hand:ShadowHand",
 }

@@ -21,7 +21,9 @@ BEGINNINGS = {
     "AllegroKukaRegrasping": lambda obs: (obs[..., 95:] == 0.0).all(-1),  # lifted, clock, successes, last reward
     "AllegroKukaReorientation": lambda obs: (obs[..., 113:] == 0.0).all(-1),  # the same entries
     "AllegroKukaThrow": lambda obs: (obs[..., 95:] == 0.0).all(-1),
+    "Ant": lambda obs: (obs[..., 52:] == 0.0).all(-1) & (obs[..., 28:52] == 0.0).all(-1),  # no action, no sensors yet
     "Cartpole": lambda obs: (obs.abs() <= torch.tensor([0.1, 0.25, 0.1, 0.25])).all(-1),
+    "Humanoid": lambda obs: (obs[..., 54:] == 0.0).all(-1),  # no action, no sensors yet
     "Moat": lambda obs: (obs[..., 4:8] == 0.0).all(-1) & (obs[..., 8] == -1.0),  # at rest, clock
     "ShadowHand": lambda obs: (obs[..., 48:72] == 0.0).all(-1) & (obs[..., 161:] == 0.0).all(-1),  # forces, last action
     DRIFT: lambda obs: (obs[..., :2].abs() <= 0.5).all(-1) & (obs[..., 2] == 0.0),
@@ -263,7 +265,7 @@ def test_render(env_id):
 
 
 @pytest.mark.parametrize("wrong, nearest", [
-    ("Moot", "Moat"), ("CartPole", "Cartpole"), ("Kuka", "AllegroKukaRegrasping")
+    ("Moot", "Moat"), ("CartPole", "Cartpole"), ("AllegroKukaRegrasp", "AllegroKukaRegrasping")
 ])  # fmt: skip
 def test_unknown_id_suggests_the_nearest(wrong, nearest):
     with pytest.raises(ValueError, match=f"did you mean {nearest}\\?") as error:
