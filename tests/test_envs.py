@@ -22,6 +22,7 @@ BEGINNINGS = {
     "AllegroKukaReorientation": lambda obs: (obs[..., 113:] == 0.0).all(-1),  # the same entries
     "AllegroKukaThrow": lambda obs: (obs[..., 95:] == 0.0).all(-1),
     "Ant": lambda obs: (obs[..., 52:] == 0.0).all(-1) & (obs[..., 28:52] == 0.0).all(-1),  # no action, no sensors yet
+    "Anymal": lambda obs: (obs[..., 36:] == 0.0).all(-1) & (obs[..., :6] == 0.0).all(-1),  # no action yet, base at rest
     "Cartpole": lambda obs: (obs.abs() <= torch.tensor([0.1, 0.25, 0.1, 0.25])).all(-1),
     "Humanoid": lambda obs: (obs[..., 54:] == 0.0).all(-1),  # no action, no sensors yet
     "Moat": lambda obs: (obs[..., 4:8] == 0.0).all(-1) & (obs[..., 8] == -1.0),  # at rest, clock
