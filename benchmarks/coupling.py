@@ -103,6 +103,7 @@ def main():
     parser.add_argument("--workers", type=int, default=1, help="runs at the same time, one thread each")
     args, flags = parser.parse_known_args()
     path = HERE / "coupling" / f"{args.env_id}.csv"
+    path.parent.mkdir(exist_ok=True)
     done = set()
     if path.exists():
         with path.open() as file:
