@@ -31,6 +31,7 @@ def make_scene():
     ground.textures[mujoco.mjtTextureRole.mjTEXROLE_RGB] = "squares"
     spec.worldbody.add_geom(name="ground", type=mujoco.mjtGeom.mjGEOM_PLANE, size=(0, 0, 1), material="ground")
     sky = dict(type=mujoco.mjtTexture.mjTEXTURE_SKYBOX, builtin=mujoco.mjtBuiltin.mjBUILTIN_GRADIENT)
+    spec.visual.headlight.ambient = (0.4, 0.4, 0.4)
     spec.add_texture(name="sky", width=64, height=384, rgb1=(0.9, 0.95, 1.0), rgb2=(0.6, 0.7, 0.8), **sky)
     return spec
 
