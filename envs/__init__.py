@@ -11,6 +11,8 @@ from envs.base import VectorEnv
 TASKS = {
     "AllegroKukaRegrasping": "envs.tasks.allegro_kuka:AllegroKukaRegrasping",
     "Cartpole": "envs.tasks.cartpole:Cartpole",
+    "FrankaCubePush": "envs.tasks.franka_cube:FrankaCubePush",
+    "FrankaCubeStack": "envs.tasks.franka_cube:FrankaCubeStack",
     "Moat": "envs.tasks.moat:Moat",
 }
 ENGINES = {"mujoco": "mujoco"}  # name -> the package that it needs
