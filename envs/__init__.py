@@ -17,6 +17,8 @@ TASKS = {
     "Anymal": "envs.tasks.anymal:Anymal",
     "Cartpole": "envs.tasks.cartpole:Cartpole",
     "Humanoid": "envs.tasks.locomotion:Humanoid",
+    "FrankaCubePush": "envs.tasks.franka_cube:FrankaCubePush",
+    "FrankaCubeStack": "envs.tasks.franka_cube:FrankaCubeStack",
     "Moat": "envs.tasks.moat:Moat",
     "ShadowHand": "envs.tasks.in_hand:ShadowHand",
 }
