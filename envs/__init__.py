@@ -16,9 +16,9 @@ TASKS = {
     "Ant": "envs.tasks.locomotion:Ant",
     "Anymal": "envs.tasks.anymal:Anymal",
     "Cartpole": "envs.tasks.cartpole:Cartpole",
-    "Humanoid": "envs.tasks.locomotion:Humanoid",
     "FrankaCubePush": "envs.tasks.franka_cube:FrankaCubePush",
     "FrankaCubeStack": "envs.tasks.franka_cube:FrankaCubeStack",
+    "Humanoid": "envs.tasks.locomotion:Humanoid",
     "Moat": "envs.tasks.moat:Moat",
     "ShadowHand": "envs.tasks.in_hand:ShadowHand",
 }
