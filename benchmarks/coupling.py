@@ -27,10 +27,11 @@ import matplotlib.pyplot as plt  # noqa: E402
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # noqa: E402
 
 HERE = pathlib.Path(__file__).resolve().parent
+CPO = ["cpo.py", "--adversarial-coef", "0"]  # as in CPO 7.2
 VARIANTS = {
     "SAPG": ["sapg.py"],
-    "CPO, no pull": ["cpo.py", "--awac-coef", "0"],
-    **{f"CPO({x})": ["cpo.py", "--awac-temperature", x] for x in ("0.5", "0.2", "0.1", "0.05")},
+    "CPO, no pull": [*CPO, "--awac-coef", "0"],
+    **{f"CPO({x})": [*CPO, "--awac-temperature", x] for x in ("0.5", "0.2", "0.1", "0.05")},
 }
 KEYS = {  # column of the table -> what is logged
     "IS deviation": "population/is_ratio_deviation",

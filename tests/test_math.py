@@ -1,4 +1,4 @@
-"""What the papers leave to their code: advantages, normalisation, learning rate, whose data is learned, fitness, tables."""
+"""What the papers leave to their code: advantages, normalisation, learning rate, who learns what, fitness, tables."""
 
 import math
 from types import SimpleNamespace

@@ -127,7 +127,7 @@ def add_franka(spec, pos):
 def build_scene(second_cube):
     """The robot on its stand behind a table with cube A and, as a mujoco.MjSpec, cube B or the mark of a goal.
 
-    nu = 9; qpos is the robot's 9 joints, then position (3) and quaternion (4, wxyz) of each cube; qvel is 9, then linear
+    nu = 9; qpos is the robot's 9 joints, then position (3) and quaternion (4, wxyz) of a cube each; qvel 9, then linear
     (world axes) and angular (body axes) velocity of each cube.
     """
     spec = mujoco.MjSpec()
