@@ -138,7 +138,7 @@ def test_sapg_eq_3_epo_eq_4_off_policy_clip(train, script, with_mu):
 
 @every_population
 def test_sapg_eq_3_is_mu_times_ppos_clip(train, script):
-    """What SAPG Eq. 3 amounts to: PPO's own clip of x = pi_leader / pi_leader,old with importance weight mu."""
+    """What SAPG Eq. 3 amounts to: PPO's own clip of x = pi_leader / pi_leader,old, an importance weight before it."""
     run = play(train, script, f"{POLICY_ONLY} {AS_SAPG[script]} --off-policy-mu")
     eps = run.args.clip_coef
 
