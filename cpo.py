@@ -871,7 +871,7 @@ def main(argv=None):
                     )[1]  # fmt: skip
                     awac_weight = (pull["advantages"][:, pulled] / args.awac_temperature).exp()
                     awac_loss = -awac_weight.clamp(max=MAX_AWAC_WEIGHT) * pull_logprob
-                    awac_loss = awac_loss.sum() / loss.numel()  # all of the loss is per row of SAPG's
+                    awac_loss = awac_loss.sum() / weight.sum().clamp(min=1e-8)  # in units of SAPG's rows
                     loss = loss.mean() + args.awac_coef * awac_loss
                 optimizer.zero_grad()
                 loss.mean().backward()

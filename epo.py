@@ -600,7 +600,7 @@ def fitness_spread(fitness, floor):
     floor, in units of fitness, stands in for a median near zero, at which the equation would fire on any difference.
     """
     followers = fitness[LEADER + 1 :]
-    return followers.max() - followers.min(), followers.median().abs().clamp(min=floor)
+    return followers.max() - followers.min(), followers.quantile(0.5).abs().clamp(min=floor)
 
 
 @torch.no_grad()

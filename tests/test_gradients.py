@@ -84,7 +84,7 @@ def test_finite_differences(train, script, lstm):
     flags = "--num-envs 8 --num-steps 4 --total-timesteps 64 --hidden-sizes 3 --lstm-size 2"
     flags += " --ent-coef 0.1 --bounds-coef 0.5"
     if script is not ppo:
-        flags += " --latent-dim 2 --max-ent-coef 0.3 --off-policy-mu --off-policy-coef 0.5"
+        flags += " --latent-dim 2 --max-ent-coef 0.3 --off-policy-mu --off-policy-coef 0.5 --aggregation symmetric"
     if script is cpo:
         flags += " --awac-coef 0.5 --awac-temperature 1 --reverse-kl-coef 0.3 --adversarial-coef 0.5"
     run = play(train, script, f"{flags} {lstm}")
