@@ -49,14 +49,6 @@ def args(num_envs, num_agents=3):
     return SimpleNamespace(num_envs=num_envs, num_agents=num_agents, clip_coef=0.2)
 
 
-def test_importance_statistics_of_known_weights():
-    w = torch.tensor([[1.0, 1.0, 2.0, 0.5, 3.0, 1.0]])  # leader, then two followers of two rows each
-    deviation, ess = sapg.importance_statistics(w.log(), 3)
-    assert deviation.tolist() == pytest.approx([0.0, (1.0 + 0.5) / 2, (2.0 + 0.0) / 2])
-    assert ess == pytest.approx(8.5**2 / (1 + 1 + 4 + 0.25 + 9 + 1) / 6)
-    assert sapg.importance_statistics(torch.zeros(4, 6), 3)[1] == 1.0  # on-policy: every row counts whole
-
-
 def test_a_single_huge_weight_is_all_there_is():
     log_w = torch.full((10, 6), -20.0)
     log_w[3, 4] = 20.0

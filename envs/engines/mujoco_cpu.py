@@ -172,7 +172,7 @@ class MujocoCpu:
         """World `index` as an (height, width, 3) uint8 numpy image, off-screen.
 
         camera: the name of a camera of the model, a mujoco.MjvCamera, or -1 for MuJoCo's free camera.
-        markers: where to draw mocap bodies, name -> position (3,) m.
+        markers: where to draw mocap bodies, name -> position (3,) m, or position and quaternion (7,).
         """
         model = self._world_models[index]
         key = (index % len(self.models), width, height)
@@ -183,8 +183,11 @@ class MujocoCpu:
         data = mujoco.MjData(model)
         mujoco.mj_setState(model, data, self._state[index], STATE)
         mujoco.mj_setState(model, data, self._mocap[index, 0], MOCAP)
-        for name, position in (markers or {}).items():
-            data.mocap_pos[model.body(name).mocapid[0]] = torch.as_tensor(position).cpu().numpy()
+        for name, pose in (markers or {}).items():
+            mocap, pose = model.body(name).mocapid[0], torch.as_tensor(pose).cpu().numpy()
+            data.mocap_pos[mocap] = pose[:3]
+            if len(pose) == 7:
+                data.mocap_quat[mocap] = pose[3:]
         mujoco.mj_forward(model, data)
         self._renderer.update_scene(data, camera)
         return self._renderer.render()

@@ -118,6 +118,7 @@ class AllegroKukaBase(VectorEnv):
     """
 
     num_actions = NUM_JOINTS
+    curriculum = ("tolerance",)
     success_steps: int
     keypoint_pattern: tuple  # K corners (+-1, +-1, +-1) of the object's keypoint box; (0, 0, 0) is its centre
     object_families = ("small", "big", "sticks")  # see scene.object_scales
