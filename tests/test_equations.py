@@ -520,7 +520,9 @@ def fitness_of(*numbers):
     return torch.tensor([float(number) for number in numbers])
 
 
-@pytest.mark.parametrize("followers", [(2, 10, 4), (1, 2, 10, 12), (5, 1, 3, 2, 4), (-2, -10, -4), (-1, 0, 1), (0.5, 0.25, 0.375)])
+@pytest.mark.parametrize("followers", [
+    (2, 10, 4), (1, 2, 10, 12), (5, 1, 3, 2, 4), (-2, -10, -4), (-1, 0, 1), (0.5, 0.25, 0.375)
+])  # fmt: skip
 @pytest.mark.parametrize("gamma", [0.3, 0.5, 2.0])
 def test_epo_eq_3_when_fitness_has_spread(followers, gamma):
     """EPO Eq. 3: max f_k - min f_k > gamma median f_k, over all but the master. epo.py: fitness_spread; main().

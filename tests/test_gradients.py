@@ -44,8 +44,7 @@ def loss_of(args):
             loss = loss + args.bounds_coef * sum((m - clip(m, -1.1, 1.1)) ** 2 for m in row.mean)
             weight = args.off_policy_coef if row.kind == "off-policy" else 1.0  # SAPG Eq. 4 and 9
             total, weights = total + weight * loss, weights + weight
-        count = sum(row.kind != "pull" for row in rows)
-        return total / weights + getattr(args, "awac_coef", 0.0) * pull / count  # CPO Eq. 11
+        return (total + getattr(args, "awac_coef", 0.0) * pull) / weights  # CPO Eq. 11
 
     return loss
 
