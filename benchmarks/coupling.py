@@ -27,10 +27,11 @@ import matplotlib.pyplot as plt  # noqa: E402
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # noqa: E402
 
 HERE = pathlib.Path(__file__).resolve().parent
+CPO = ["cpo.py", "--adversarial-coef", "0"]  # as in CPO 7.2
 VARIANTS = {
     "SAPG": ["sapg.py"],
-    "CPO, no pull": ["cpo.py", "--awac-coef", "0"],
-    **{f"CPO({x})": ["cpo.py", "--awac-temperature", x] for x in ("0.5", "0.2", "0.1", "0.05")},
+    "CPO, no pull": [*CPO, "--awac-coef", "0"],
+    **{f"CPO({x})": [*CPO, "--awac-temperature", x] for x in ("0.5", "0.2", "0.1", "0.05")},
 }
 KEYS = {  # column of the table -> what is logged
     "IS deviation": "population/is_ratio_deviation",
@@ -42,6 +43,7 @@ KEYS = {  # column of the table -> what is logged
     "leader's objective": "charts/leader_objective",
     "leader's return": "charts/leader_return",
 }
+TEMPERATURES = [variant for variant in VARIANTS if "(" in variant]
 DRAWN, MOMENTS, LOOKS = ("SAPG", "CPO(0.2)"), 6, 11
 
 
@@ -78,7 +80,7 @@ def draw(path, drawn):
     figure.savefig(path, dpi=100)
 
 
-def table(path):
+def table(path, variants):
     """Means over the last looks and all seeds, as Markdown; steps at which the last look was."""
     values, last = defaultdict(list), 0
     with path.open() as file:
@@ -88,7 +90,7 @@ def table(path):
     seeds = sorted({seed for _, seed, _ in values})
     print(f"\n{path.stem}, at {last:,} steps, {len(seeds)} seeds\n")
     print(f"| | {' | '.join(KEYS)} |\n|-|{'-|' * len(KEYS)}")
-    for variant in VARIANTS:
+    for variant in variants:
         means = []
         for key in KEYS:
             found = [statistics.mean(x[-LOOKS:]) for (v, _, k), x in values.items() if (v, k) == (variant, key)]
@@ -100,9 +102,15 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("env_id")
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--awac-coef", default="0.001", help="beta; any but 0.001: the four temperatures only")
     parser.add_argument("--workers", type=int, default=1, help="runs at the same time, one thread each")
     args, flags = parser.parse_known_args()
-    path = HERE / "coupling" / f"{args.env_id}.csv"
+    usual, variants = args.awac_coef == "0.001", list(VARIANTS)
+    if not usual:
+        variants = TEMPERATURES
+        for variant in variants:
+            VARIANTS[variant] += ["--awac-coef", args.awac_coef]
+    path = HERE / "coupling" / (args.env_id + ("" if usual else f"-beta{args.awac_coef}") + ".csv")
     path.parent.mkdir(exist_ok=True)
     done = set()
     if path.exists():
@@ -110,7 +118,7 @@ def main():
             done = {(row["variant"], int(row["seed"])) for row in csv.DictReader(file)}
     else:
         path.write_text("variant,seed,key,step,value\n")
-    jobs = [(v, s) for s in range(1, args.seeds + 1) for v in VARIANTS if (v, s) not in done]
+    jobs = [(v, s) for s in range(1, args.seeds + 1) for v in variants if (v, s) not in done]
     flags, drawn = ["--env-id", args.env_id, *flags], {}
     with ThreadPoolExecutor(args.workers) as pool:
         futures = {pool.submit(run, *job, flags): job for job in jobs}
@@ -122,7 +130,7 @@ def main():
             if seed == 1 and variant in DRAWN:
                 drawn[variant] = images
                 draw(path.with_suffix(".png"), drawn)
-    table(path)
+    table(path, variants)
 
 
 if __name__ == "__main__":

@@ -198,7 +198,7 @@ def test_success_begins_the_next_goal_within_the_step(make_still):
     assert abs(x) <= 0.1 and abs(y) <= 0.1 and 0.61 <= z <= 0.7
     assert env.lifted.tolist() == [False, True] and env.near_steps.tolist() == [0, 6]
     assert env.closest_keypoint[0].item() == pytest.approx((env.engine.qpos[0, 23:26] - env.goal[0, :3]).norm().item())
-    assert torch.allclose(env.closest_fingertip[0], env.distances()[0][0])
+    assert torch.allclose(env.closest_fingertip[0], env.fingertip_distance()[0])
     assert env.closest_keypoint[1].item() == 0.0 and env.closest_fingertip[1].tolist() == pytest.approx([0.001] * 4)
     assert torch.equal(env.engine.qpos[:, :23], joints) and torch.equal(env.engine.qvel[:, :23], velocity)
     assert torch.equal(env.engine.qvel[0, 23:], torch.zeros(6))
@@ -295,7 +295,7 @@ def test_metrics(make_still):
     env.tolerance.fill_(0.0425)
     put_object(env, 0, [0.0, 0.0, 0.8])
     put_object(env, 1, [0.0, 0.0, 0.55])
-    distance = env.distances()[0].mean().item()
+    distance = env.fingertip_distance().mean().item()
     env.successes[:] = 7.0
     env.term_sums[1, task.REWARD_TERMS.index("lift_bonus")] = 300.0
     env.finished_successes[0], env.episode_step[1] = 1.0, 399  # the second one's episode ends
@@ -451,7 +451,7 @@ def test_every_environment_has_the_object_of_its_number(make_still):
 
 def test_memories_start_from_the_reset_state(make_still):
     env = make_still(3)
-    fingertip_distance, keypoint_distance = env.distances()
+    fingertip_distance, keypoint_distance = env.fingertip_distance(), env.keypoint_distance()
     assert torch.equal(env.closest_fingertip, fingertip_distance)
     assert torch.equal(env.closest_keypoint, keypoint_distance)
     assert torch.allclose(keypoint_distance, (env.engine.qpos[:, 23:26] - env.goal[:, :3]).norm(dim=1))
@@ -462,7 +462,7 @@ def test_the_last_reward_is_observed_until_the_reset(make_still):
     assert env.observe()[:, 98].tolist() == [0.0, 0.0]
     put_object(env, 0, [0.0, 0.0, 0.09])
     for index in range(2):
-        env.closest_fingertip[index] = env.distances()[0][index] + torch.tensor([0.1, 0.0, 0.0, 0.0])
+        env.closest_fingertip[index] = env.fingertip_distance()[index] + torch.tensor([0.1, 0.0, 0.0, 0.0])
     obs, reward, terminated, _, info = act(env)
     assert terminated.tolist() == [True, False] and (reward > 4.0).all()
     assert torch.allclose(info["final_obs"][:, 98], 0.01 * reward)

@@ -81,9 +81,10 @@ def test_every_gradient_of_a_run(train, script, flags):
 ], ids=lambda x: x if isinstance(x, str) else x.__name__)  # fmt: skip
 def test_finite_differences(train, script, lstm):
     """Every coordinate of the recorded gradient is (L(theta + h) - L(theta - h)) / 2 h of the loss in plain numbers."""
-    flags = "--num-envs 8 --num-steps 4 --total-timesteps 64 --hidden-sizes 3 --lstm-size 2 --ent-coef 0.1 --bounds-coef 0.5"
+    flags = "--num-envs 8 --num-steps 4 --total-timesteps 64 --hidden-sizes 3 --lstm-size 2"
+    flags += " --ent-coef 0.1 --bounds-coef 0.5"
     if script is not ppo:
-        flags += " --latent-dim 2 --max-ent-coef 0.3 --off-policy-mu --off-policy-coef 0.5"
+        flags += " --latent-dim 2 --max-ent-coef 0.3 --off-policy-mu --off-policy-coef 0.5 --aggregation symmetric"
     if script is cpo:
         flags += " --awac-coef 0.5 --awac-temperature 1 --reverse-kl-coef 0.3 --adversarial-coef 0.5"
     run = play(train, script, f"{flags} {lstm}")

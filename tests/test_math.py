@@ -1,4 +1,4 @@
-"""What the papers leave to their code: advantages, normalisation, learning rate, whose data is learned, fitness, tables."""
+"""What the papers leave to their code: advantages, normalisation, learning rate, who learns what, fitness, tables."""
 
 import math
 from types import SimpleNamespace
@@ -175,7 +175,8 @@ def test_every_step_is_adams_on_the_clipped_gradient(train, script, flags):
 @every_population
 def test_off_policy_coef_zero_is_finite_for_any_minibatch(train, script):
     flags = f"--no-cuda --env-id {DRIFT} --num-envs 8 --num-agents 4 --num-steps 4 --total-timesteps 64"
-    run = train(script, f"{flags} --num-minibatches 8 --off-policy-ratio 3 --off-policy-coef 0")
+    flags += " --num-minibatches 8 --aggregation leader-follower --off-policy-ratio 3 --off-policy-coef 0"
+    run = train(script, flags)
     assert all(p.isfinite().all() for p in run.agent.parameters())
 
 

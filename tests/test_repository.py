@@ -160,11 +160,12 @@ def test_tables_name_tasks_and_flags_that_exist(script):
 
 
 @pytest.mark.parametrize("script, most", [
-    # targets 480, 570, 650, 650, before checkpoints (130 lines in each) and diagnostics (90 lines in the last three)
-    ("ppo.py", 610),
-    ("sapg.py", 805),
-    ("cpo.py", 925),
-    ("epo.py", 970),
+    # targets 480, 570, 650, 650, before checkpoints (130 lines), the tables of all tasks (30 to 45 lines), and in the
+    # last three the diagnostics (90 lines)
+    ("ppo.py", 640),
+    ("sapg.py", 840),
+    ("cpo.py", 970),
+    ("epo.py", 1010),
 ])  # fmt: skip
 def test_scripts_are_short(script, most):
     assert len((ROOT / script).read_text().splitlines()) <= most
@@ -174,8 +175,8 @@ def test_scripts_are_short(script, most):
 @pytest.mark.parametrize("old, new, added, removed", [
     # target 110, 20: wherever the network is called, agent_ids are one argument more, which changes the line; and 95
     # lines are the population's diagnostics
-    ("ppo.py", "sapg.py", 225, 30),
-    ("sapg.py", "cpo.py", 140, 25),  # target 130, 25
+    ("ppo.py", "sapg.py", 235, 30),
+    ("sapg.py", "cpo.py", 150, 25),  # target 130, 25
     # target 90, 20: fitness has to be kept per environment, children are followed up, six flags need their lines
     ("sapg.py", "epo.py", 180, 15),
 ])  # fmt: skip

@@ -96,7 +96,7 @@ def test_five_near_steps_are_a_success_and_move_the_bucket(make_throw):
     assert torch.equal(env.engine.mocap[:, 0], env.goal)
     x, y, z = env.engine.qpos[0, 23:26].tolist()
     assert abs(x) <= 0.1 and abs(y) <= 0.1 and 0.61 <= z <= 0.72  # on the table again
-    assert torch.allclose(env.closest_fingertip[0], env.distances()[0][0])
+    assert torch.allclose(env.closest_fingertip[0], env.fingertip_distance()[0])
 
 
 def test_an_object_in_a_low_bucket_has_not_fallen(make_throw):
@@ -202,7 +202,7 @@ def test_an_object_dropped_into_the_bucket_stays_there_and_lies_still():
     env.engine.set_state(EVERYWHERE.expand(32), qpos, qvel)
     for _ in range(240):
         env.engine.step(env.target)
-    assert in_bucket(env).all() and (env.distances()[1] < 1.5 * 0.075).all()
+    assert in_bucket(env).all() and (env.keypoint_distance() < 1.5 * 0.075).all()
     assert env.goal[:, 2].min() < 0.15 and env.goal[:, 2].max() > 0.9 and len(env.goal[:, 0].sign().unique()) == 2
     rest = env.engine.body_pos[:, task.OBJECT].clone()
     for _ in range(60):
@@ -297,7 +297,7 @@ def test_the_farthest_keypoint_counts(make_reorientation):
     # corners (1, 2, 4) and so on: 90 degrees about z bring (1, 2, 4) to (-2, 1, 4); 180 degrees to (-1, -2, 4);
     # 90 degrees about x bring (1, 2, -4) to (1, 4, 2)
     expected = [0.0, math.sqrt(10.0), math.sqrt(20.0), math.sqrt(40.0)]
-    assert env.distances()[1].tolist() == pytest.approx([0.0375 * e for e in expected], abs=1e-6)
+    assert env.keypoint_distance().tolist() == pytest.approx([0.0375 * e for e in expected], abs=1e-6)
     act(env)
     assert env.successes.tolist() == [1.0, 0.0, 0.0, 0.0]  # 0.1125 m is near, 0.1186 m is not
 
@@ -327,7 +327,7 @@ def test_success_leaves_the_object_where_it_is(make_reorientation):
     assert env.near_steps.tolist() == [0, 0] and env.episode_step.tolist() == [0, 101]
     assert (env.goal[0] != first[0]).all() and torch.equal(env.goal[1], first[1])
     assert torch.equal(env.engine.mocap[:, 0], env.goal)
-    assert env.closest_keypoint[0].item() == env.distances()[1][0].item()
+    assert env.closest_keypoint[0].item() == env.keypoint_distance()[0].item()
     assert env.closest_keypoint[1].item() == closest
     assert obs[0, 108].item() == pytest.approx(env.closest_keypoint[0].item())
     assert obs[0, 115].item() == pytest.approx(math.log(2.0))
@@ -348,7 +348,7 @@ def test_nothing_is_lost_at_a_reset():
     env = envs.make(REORIENTATION, 64)
     for _ in range(20):
         env.reset()
-        assert env.distances()[0].max() < 1.2
+        assert env.fingertip_distance().max() < 1.2
 
 
 def test_the_goal_is_shown_by_a_copy_of_the_object():

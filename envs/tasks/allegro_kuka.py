@@ -200,7 +200,7 @@ class AllegroKukaBase(VectorEnv):
         self.target = drive_targets(self.target, action, self.joint_lower, self.joint_upper)
         self.engine.step(self.target, self.push())
         self.update_tolerance()
-        fingertip_distance, keypoint_distance = self.distances()
+        fingertip_distance, keypoint_distance = self.fingertip_distance(), self.keypoint_distance()
         terms, near, self.lifted, self.closest_fingertip, self.closest_keypoint = reward_terms(
             self.engine.body_pos[:, OBJECT, 2],
             fingertip_distance,
@@ -264,11 +264,14 @@ class AllegroKukaBase(VectorEnv):
         of_goal = self.goal[:, None, :3] + rotate(self.goal[:, None, 3:], self.keypoint_offsets)
         return of_object, of_goal
 
-    def distances(self):
-        """Fingertips to the object's centre (N, F) and the farthest keypoint to its goal (N,), m."""
-        fingertip_distance = (self.fingertips() - self.engine.body_pos[:, OBJECT, None]).norm(dim=2)
+    def fingertip_distance(self):
+        """From the fingertips to the object's centre (N, F) m."""
+        return (self.fingertips() - self.engine.body_pos[:, OBJECT, None]).norm(dim=2)
+
+    def keypoint_distance(self):
+        """From the farthest keypoint to its goal (N,) m."""
         of_object, of_goal = self.keypoints()
-        return fingertip_distance, (of_object - of_goal).norm(dim=2).amax(1)
+        return (of_object - of_goal).norm(dim=2).amax(1)
 
     def observe(self):
         """The observation (N, 93 + 6K), clamped to +-10; positions in world axes."""
@@ -331,16 +334,14 @@ class AllegroKukaBase(VectorEnv):
         qpos, qvel = torch.cat([joint_pos, position, quaternion], 1), torch.cat([joint_vel, at_rest], 1)
         self.engine.set_state(mask, qpos, qvel)
         self.lifted = self.lifted & ~mask
-        fingertip_distance, _ = self.distances()
-        self.closest_fingertip = torch.where(mask[:, None], fingertip_distance, self.closest_fingertip)
+        self.closest_fingertip = torch.where(mask[:, None], self.fingertip_distance(), self.closest_fingertip)
 
     def set_goal(self, mask):
         """Draw a new goal; progress towards it counts from the present state."""
         self.goal = torch.where(mask[:, None], self.draw_goal(), self.goal)
         self.engine.set_mocap(mask, self.goal[:, None])
         self.near_steps = self.near_steps.masked_fill(mask, 0)
-        _, keypoint_distance = self.distances()
-        self.closest_keypoint = torch.where(mask, keypoint_distance, self.closest_keypoint)
+        self.closest_keypoint = torch.where(mask, self.keypoint_distance(), self.closest_keypoint)
 
     # ---------------------------------------------------------------- score, log, checkpoint
 

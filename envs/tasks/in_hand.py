@@ -245,6 +245,7 @@ class AllegroHand(InHandBase):
     actuated = range(16)
     fingertip_bodies = ()
     control_period = 2 * 0.01667
+    frame_rate = 30
     substeps = 3  # four, as in the original, hold the cube no better; with two the fingers sink in twice as deep
     cube_edge, cube_density = 0.065, 400.0
     cube_start = (0.0, -0.2, 0.56)
