@@ -149,7 +149,7 @@ def test_relabelling_for_the_one_who_acted_changes_nothing(train, monkeypatch, s
 
     monkeypatch.setattr(script, "offpolicy_batch", relabel_for_themselves_too)
     train(script, f"{TINY_POPULATION} {network} --critic-n-step 1 --gae-lambda 0")  # 1-step, as off-policy
-    assert checked == [True] * 12
+    assert len(checked) >= 12 and all(checked)
 
 
 @every_script

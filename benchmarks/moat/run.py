@@ -1,4 +1,4 @@
-"""Run an experiment of benchmarks/README.md on Moat: `python benchmarks/moat/run.py population|mu|targets [--workers 2]`.
+"""Run an experiment of benchmarks/README.md on Moat: `python benchmarks/moat/run.py population [--workers 2]`.
 
 Every run is a script of this repository in a subprocess on one thread; its leader's objective, read from TensorBoard,
 is appended to {experiment}.csv as rows of name, seed, step, leader_objective, generations. Runs already in the csv are
