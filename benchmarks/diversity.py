@@ -142,8 +142,9 @@ def draw(rows, title, path):
     axes[0].legend([axes[0].plot([], [], f"C{i}")[0] for i in range(len(names))], names)
     axes[0].set(title=f"{title}: PCA", xlabel="components", ylabel="share of the variance lost", ylim=0)
     axes[1].set(title="MLP auto-encoder", xlabel="hidden width", ylabel="mean squared error", xticks=SIZES, ylim=0)
-    axes[2].set(title="variance per dimension", xticks=range(len(names)), xticklabels=names, ylim=0)
-    axes[3].set(title="particle entropy", xticks=range(len(names)), xticklabels=names)
+    places = dict(xticks=range(len(names)), xticklabels=names, xlim=(-0.5, len(names) - 0.5))
+    axes[2].set(title="variance per dimension", ylim=0, **places)
+    axes[3].set(title="particle entropy", **places)
     plt.tight_layout()
     plt.savefig(path, dpi=80)
 

@@ -104,7 +104,7 @@ def test_states_are_those_of_the_last_steps_and_the_training_is_the_same(in_empt
     states = diversity.visited_states("ppo.py", TINY.split(), 24 * 7)  # all environments, max_episode_steps 7
     assert sorted(states.tolist()) == sorted(expected.tolist()) and states.tolist() != expected.tolist()  # shuffled
     assert torch.equal(after, torch.get_rng_state())
-    without_speed = [re.sub(r"[\d,]+ SPS.*", "", out) for out in (plain, capsys.readouterr().out)]
+    without_speed = [re.sub(r" +[\d,]+ SPS.*", "", out) for out in (plain, capsys.readouterr().out)]
     assert without_speed[0] == without_speed[1] and without_speed[0].count("return") == 3
 
 
@@ -114,7 +114,8 @@ def test_fewer_states_than_asked_for_are_refused(in_empty_folder):
 
 
 def test_command_line(in_empty_folder, monkeypatch, capsys):
-    pytest.importorskip("matplotlib")
+    drawn = []
+    monkeypatch.setattr(diversity, "draw", lambda *inputs: drawn.append(inputs))
     monkeypatch.setattr(diversity, "mlp_error", partial(diversity.mlp_error, num_steps=10))
     moat = "--env-id Moat --num-envs 60 --total-timesteps 7680 --hidden-sizes 8 --num-states 256"
     runs = ["--runs", "A=ppo.py", "B=sapg.py --num-agents 3 --num-envs 30"]
@@ -130,4 +131,11 @@ def test_command_line(in_empty_folder, monkeypatch, capsys):
     assert len(rows) == 4 * (2 + 10 + 4)
     volume = [float(row["value"]) for row in rows if row["measure"] == "variance"]
     assert 0.1 < sum(volume) / 4 <= 1.0001  # all together have variance 1
-    assert (in_empty_folder / "first.png").stat().st_size > 10_000
+    assert drawn[0][1:] == ("Moat", "first.png") and len(drawn[0][0]) == len(rows)
+
+
+def test_drawing(in_empty_folder):
+    pytest.importorskip("matplotlib")  # not among the requirements
+    rows = [(name, "1", *row) for name in "AB" for row in diversity.measure(gaussian(20, 3))]
+    diversity.draw(rows, "title", "drawn.png")
+    assert (in_empty_folder / "drawn.png").read_bytes().startswith(b"\x89PNG")
