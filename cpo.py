@@ -209,7 +209,7 @@ def parse_args(argv=None):
     args = tyro.cli(Args, args=argv, default=Args(**defaults))
     args.device = "cuda" if args.cuda and torch.cuda.is_available() else "cpu"
     if args.num_envs is None:
-        args.num_envs = TASK_HYPERPARAMETERS.get(env_id, {}).get("num_envs", CPU_NUM_ENVS)
+        args.num_envs = TASK_HYPERPARAMETERS.get(args.env_id, {}).get("num_envs", CPU_NUM_ENVS)
         if args.device == "cpu" and args.num_envs == PAPER_NUM_ENVS:
             args.num_envs = CPU_NUM_ENVS
         # SAPG: equal blocks
