@@ -53,6 +53,7 @@ class Anymal(VectorEnv):
     """
 
     num_obs, num_actions, max_episode_steps = 48, NUM_JOINTS, 2500
+    frame_rate = 50
     fitness_floor = 4.0  # a twentieth of the highest return
 
     def __init__(self, num_envs, device, seed, engine="mujoco"):

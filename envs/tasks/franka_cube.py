@@ -1,0 +1,269 @@
+"""FrankaCube: a Panda arm pushes a cube to a point of the table, or stacks it on another cube.
+
+One file: what the tasks share (`FrankaCubeBase`) and what each adds. Shape letter: N num_envs. Metres, seconds,
+radians; world z points up. Quaternions are w, x, y, z everywhere but in the observation, where they are x, y, z, w.
+"""
+
+import torch
+
+from envs.base import VectorEnv
+from envs.engines import make_engine
+from envs.robots import franka
+from envs.robots.franka import NUM_ARM, NUM_JOINTS
+from envs.tasks.osc import OperationalSpaceController
+
+LINKS, GRIP, HAND = slice(0, 9), 9, slice(9, 12)  # places in the engine's body list; the hand: grip site, tips
+ACTION_SCALE = (0.1, 0.1, 0.1, 0.5, 0.5, 0.5)  # m and rad, displacement that an action of 1 asks for
+STIFFNESS, REST_STIFFNESS = 150.0, 10.0  # 1/s^2, of the hand and of the arm's pose
+
+RESET_NOISE = 0.25  # rad
+START_RANGE, START_YAW = 0.25, 0.785  # m about the table's middle, rad
+START_DRAWS = 8  # of the cube's place, all at once: in 1 of 10^4 cases none is far enough from the target
+
+LIFT_HEIGHT = 0.04  # m, of the cube's underside above its edge length over the table
+REACHED_DISTANCE = 0.005  # m, in the plane
+STACK_TOLERANCE, RELEASE_DISTANCE = 0.02, 0.04  # m
+
+
+def shaped(distance):
+    """1 at distance 0 (m), 0.24 at 10 cm."""
+    return 1.0 - torch.tanh(10.0 * distance)
+
+
+def lifted(cube):
+    """Whether the cube at position (N, 3) is in the air -> (N,) bool."""
+    return cube[:, 2] - franka.TABLE_TOP - franka.SIZE_A > LIFT_HEIGHT
+
+
+def push_terms(cube, goal, steps_left):
+    """The reward of one control step of FrankaCubePush, term by term.
+
+    cube, goal (N, 3) m; steps_left (N,): of the episode, this one included. Exactly one of the terms is not 0.
+    Returns terms: name -> (N,); reached, lost (N,) bool.
+    """
+    distance = (cube - goal)[:, :2].norm(dim=1)
+    near = shaped(distance)
+    reached, lost = distance < REACHED_DISTANCE, lifted(cube)
+    failed = ~reached & (lost | (steps_left == 1))
+    terms = {
+        "reached": 4.0 * steps_left * reached,
+        "near": 2.0 * near * ~(reached | failed),
+        "failed": 5.0 * (near - 1.0) * failed,
+    }
+    return terms, reached, lost
+
+
+def stack_terms(cube, base, hand):
+    """The reward of one control step of FrankaCubeStack, term by term.
+
+    cube to be stacked, base (N, 3) m; hand (N, 3, 3) m: grip site and both finger tips. Returns terms: name -> (N,);
+    stacked (N,) bool.
+    """
+    distance = (cube[:, None] - hand).norm(dim=2)
+    to_top = base - cube
+    to_top[:, 2] += (franka.SIZE_A + franka.SIZE_B) / 2.0
+    in_air = lifted(cube)
+    aligned = shaped(to_top.norm(dim=1)) * in_air
+    height_error = cube[:, 2] - franka.TABLE_TOP - franka.SIZE_B - franka.SIZE_A / 2.0
+    stacked = (
+        (to_top[:, :2].norm(dim=1) < STACK_TOLERANCE)
+        & (height_error.abs() < STACK_TOLERANCE)
+        & (distance[:, 0] > RELEASE_DISTANCE)
+    )
+    terms = {
+        "reach": 0.1 * torch.maximum(shaped(distance.mean(1)), aligned) * ~stacked,
+        "lift": 1.5 * in_air * ~stacked,
+        "align": 2.0 * aligned * ~stacked,
+        "stacked": 16.0 * stacked,
+    }
+    return terms, stacked
+
+
+class FrankaCubeBase(VectorEnv):
+    """What the tasks share. Observation (19), see `observe`; action (7): displacement of the hand (6), gripper.
+
+    A task sets the constants below and writes `target` and `judge`. The episode terminates with success, when the task
+    is lost or when the physics breaks. Objective: 1 for success, else 0.
+    """
+
+    num_obs, num_actions, max_episode_steps = 19, 7, 300
+    fitness_floor = 0.1
+    second_cube: bool
+    target_height: float  # of the goal's or second cube's centre at the start (m)
+    start_distance: float  # smallest between cube and target in the plane (m)
+    terms: tuple  # names of the reward's terms
+
+    def __init__(self, num_envs, device, seed, engine="mujoco"):
+        super().__init__(num_envs, device, seed)
+        scene = franka.build_scene(self.second_cube)
+        bodies = [*franka.LINK_BODIES, franka.GRIP_BODY, *franka.TIP_BODIES]
+        self.engine = make_engine(engine, [scene], num_envs, franka.SUBSTEPS, bodies, self.device)
+        self.engine_name = self.engine.name
+
+        def tensor(values):
+            return torch.as_tensor(values, dtype=torch.float32, device=self.device)
+
+        def zeros(*shape):
+            return torch.zeros(num_envs, *shape, device=self.device)
+
+        self.controller = OperationalSpaceController(
+            franka.LINK_MASS, franka.LINK_COM, franka.LINK_INERTIA, franka.HAND_OFFSET, franka.ARM_EFFORT,
+            franka.DEFAULT_POSE[:NUM_ARM], STIFFNESS, REST_STIFFNESS, self.device,
+        )  # fmt: skip
+        self.joint_default = tensor(franka.DEFAULT_POSE)
+        self.joint_lower, self.joint_upper = tensor(franka.JOINT_LOWER), tensor(franka.JOINT_UPPER)
+        self.action_scale = tensor(ACTION_SCALE)
+        self.success = zeros()  # in the last step
+        self.finished_success = zeros()  # of the last finished episode
+        self.term_sums = zeros(len(self.terms))  # of the reward's terms over the episode
+        self.finished_term_sums = zeros(len(self.terms))  # of the last finished episode
+        self.nan_worlds = torch.tensor(0, device=self.device)  # how often the physics broke so far
+
+    # ---------------------------------------------------------------- what a task writes
+
+    def target(self):
+        """Where the cube shall go, or what it shall lie on: position (N, 3) m."""
+        raise NotImplementedError
+
+    def begin(self, mask, qpos, target):
+        """Start at rest in the environments of mask (N,) bool: robot and cube at qpos (N, 16), target pose (N, 7)."""
+        raise NotImplementedError
+
+    def judge(self):
+        """Of the state after a step: the reward's terms, name -> (N,); success (N,) and lost (N,) bool."""
+        raise NotImplementedError
+
+    # ---------------------------------------------------------------- one control step
+
+    def advance(self, action):
+        engine = self.engine
+        torque = self.controller.torque(
+            self.action_scale * action[:, :6],
+            torch.cat([engine.body_linvel[:, GRIP], engine.body_angvel[:, GRIP]], 1),
+            engine.qpos[:, :NUM_ARM],
+            engine.qvel[:, :NUM_ARM],
+            engine.body_pos[:, LINKS],
+            engine.body_quat[:, LINKS],
+        )
+        opening = franka.FINGER_OPEN * (action[:, 6:] >= 0.0)
+        engine.step(torch.cat([torque, opening, opening], 1))
+
+        terms, success, lost = self.judge()
+        broken = engine.broken  # these were put somewhere else: the episode ends and earns nothing
+        self.nan_worlds = self.nan_worlds + broken.sum()
+        terms = torch.stack([terms[name] for name in self.terms], 1).masked_fill(broken[:, None], 0.0)
+        self.term_sums = self.term_sums + terms
+        self.success = (success & ~broken).float()
+        terminated = success | lost | broken
+        done = terminated | (self.episode_step >= self.max_episode_steps)
+        self.finished_success = torch.where(done, self.success, self.finished_success)
+        self.finished_term_sums = torch.where(done[:, None], self.term_sums, self.finished_term_sums)
+        return terms.sum(1), terminated, torch.zeros_like(terminated)
+
+    def cube(self):
+        """Pose of the cube that is to be moved: position, quaternion (N, 7)."""
+        return self.engine.qpos[:, NUM_JOINTS : NUM_JOINTS + 7]
+
+    def observe(self):
+        """The observation (N, 19), clamped to +-5; positions in world axes."""
+        engine, cube = self.engine, self.cube()
+        obs = [
+            cube[:, 3:].roll(-1, 1),
+            cube[:, :3],
+            self.target() - cube[:, :3],
+            engine.body_pos[:, GRIP],
+            engine.body_quat[:, GRIP].roll(-1, 1),
+            engine.qpos[:, NUM_ARM:NUM_JOINTS],
+        ]
+        return torch.cat(obs, 1).clamp(-5.0, 5.0)
+
+    # ---------------------------------------------------------------- resets
+
+    def reset_where(self, mask):
+        draws = self.uniform(-1.0, 1.0, NUM_ARM + 4 + 2 * START_DRAWS)  # one call costs less than four
+        noise, yaw, target, cubes = draws.split([NUM_ARM, 2, 2, 2 * START_DRAWS], 1)
+        arm = self.joint_default[:NUM_ARM] + RESET_NOISE * noise
+        joints = torch.cat([arm, self.joint_default[NUM_ARM:].expand(self.num_envs, 2)], 1)
+        joints = joints.clamp(self.joint_lower, self.joint_upper)
+        yaw, target, cubes = START_YAW * yaw, START_RANGE * target, START_RANGE * cubes.view(-1, 2, START_DRAWS)
+        distance = torch.hypot(cubes[:, 0] - target[:, :1], cubes[:, 1] - target[:, 1:])
+        # argmax takes the first of equals: the first cube that is far enough, if none is, the farthest
+        best = distance.clamp(max=self.start_distance).argmax(1)
+        cube = cubes.gather(2, best[:, None, None].expand(-1, 2, 1)).squeeze(2)
+        cube = self.upright(cube, franka.TABLE_TOP + franka.SIZE_A / 2.0, yaw[:, 0])
+        target = self.upright(target, self.target_height, yaw[:, 1])
+        self.term_sums = self.term_sums.masked_fill(mask[:, None], 0.0)
+        self.begin(mask, torch.cat([joints, cube], 1), target)
+
+    def upright(self, xy, z, yaw):
+        """Pose (N, 7) of a cube that stands flat, centre at xy (N, 2), z (m), turned by yaw (N,) rad."""
+        pose = torch.zeros(self.num_envs, 7, device=self.device)
+        pose[:, :2], pose[:, 2], pose[:, 3], pose[:, 6] = xy, z, (yaw / 2.0).cos(), (yaw / 2.0).sin()
+        return pose
+
+    # ---------------------------------------------------------------- score, log, checkpoint
+
+    def objective(self):
+        return self.success.clone()
+
+    def metrics(self):
+        metrics = {"success_rate": self.finished_success.mean(), "nan_worlds": self.nan_worlds.clone()}
+        for name, value in zip(self.terms, self.finished_term_sums.mean(0)):
+            metrics["reward_" + name] = value
+        return metrics
+
+    def state_dict(self):
+        return {**super().state_dict(), "engine": self.engine.state_dict()}
+
+    def load_state_dict(self, state):
+        super().load_state_dict(state)
+        self.engine.load_state_dict(state["engine"])
+
+    def render(self, index):
+        return self.engine.render(index, camera="overview")
+
+
+class FrankaCubePush(FrankaCubeBase):
+    """Push a cube to a goal on the table, within 5 mm; lifting it loses the episode."""
+
+    second_cube = False
+    target_height = franka.TABLE_TOP + franka.SIZE_A / 2.0
+    start_distance = 0.1414
+    terms = ("reached", "near", "failed")
+
+    def __init__(self, num_envs, device, seed, engine="mujoco"):
+        super().__init__(num_envs, device, seed, engine)
+        self.goal = torch.zeros(num_envs, 3, device=self.device)
+
+    def target(self):
+        return self.goal
+
+    def begin(self, mask, qpos, target):
+        self.goal = torch.where(mask[:, None], target[:, :3], self.goal)
+        self.engine.set_state(mask, qpos, torch.zeros(self.num_envs, NUM_JOINTS + 6, device=self.device))
+
+    def judge(self):
+        return push_terms(self.cube()[:, :3], self.goal, self.max_episode_steps + 1 - self.episode_step)
+
+    def render(self, index):
+        return self.engine.render(index, camera="overview", markers={franka.GOAL: self.goal[index]})
+
+
+class FrankaCubeStack(FrankaCubeBase):
+    """Put a cube of 5 cm on one of 7 cm and let it go."""
+
+    second_cube = True
+    target_height = franka.TABLE_TOP + franka.SIZE_B / 2.0
+    start_distance = 0.1697
+    terms = ("reach", "lift", "align", "stacked")
+
+    def target(self):
+        return self.engine.qpos[:, NUM_JOINTS + 7 : NUM_JOINTS + 10]
+
+    def begin(self, mask, qpos, target):
+        at_rest = torch.zeros(self.num_envs, NUM_JOINTS + 12, device=self.device)
+        self.engine.set_state(mask, torch.cat([qpos, target], 1), at_rest)
+
+    def judge(self):
+        terms, stacked = stack_terms(self.cube()[:, :3], self.target(), self.engine.body_pos[:, HAND])
+        return terms, stacked, torch.zeros_like(stacked)

@@ -1,0 +1,94 @@
+"""Operational-space control (Khatib 1987) of N arms at once: torques that move a point of the hand as a free mass.
+
+Shape letters: N arms, J joints of the arm, L links that it carries. The joints are hinges about the z axes of the first
+J links, in order; further links, such as fingers, hang on the last one. SI units, world axes, quaternions w, x, y, z.
+"""
+
+import math
+
+import torch
+
+SINGULAR = 1e-4  # 1/kg and 1/(kg m^2): keeps the effective mass finite where the arm cannot move; else below 1 %
+
+
+def rotation_matrix(quaternion):
+    """The body's axes as columns. (4, ...) w, x, y, z -> (3, 3, ...)."""
+    w, x, y, z = math.sqrt(2.0) * quaternion
+    entries = [
+        1.0 - y * y - z * z, x * y - w * z, x * z + w * y,
+        x * y + w * z, 1.0 - x * x - z * z, y * z - w * x,
+        x * z - w * y, y * z + w * x, 1.0 - x * x - y * y,
+    ]  # fmt: skip
+    return torch.stack(entries).unflatten(0, (3, 3))
+
+
+def cross(a, b):
+    """(3, ...), (3, ...) -> (3, ...); a third of the time of torch's."""
+    return torch.stack([a[1] * b[2] - a[2] * b[1], a[2] * b[0] - a[0] * b[2], a[0] * b[1] - a[1] * b[0]])
+
+
+def arms_first(x):
+    """(I, J, N) -> (N, I, J); torch transposes two dimensions much faster than three."""
+    return x.flatten(0, 1).T.contiguous().unflatten(1, x.shape[:2])
+
+
+class OperationalSpaceController:
+    """Turns a wished displacement of the hand into joint torques, the same for every arm but for its state.
+
+    mass (L,), com (L, 3) and inertia (L, 3, 3) about it in link axes; hand_offset (m): from the last arm link's origin
+    along its joint axis to the controlled point; effort (J,) N m limits the torques; rest (J,) rad is the pose kept
+    where the hand leaves a choice. Accelerations per m or rad of error: stiffness (1/s^2), critically damped.
+    """
+
+    def __init__(self, mass, com, inertia, hand_offset, effort, rest, stiffness, rest_stiffness, device):
+        mass, com, inertia, effort, rest = (
+            torch.as_tensor(x, dtype=torch.float32, device=device) for x in (mass, com, inertia, effort, rest)
+        )
+        self.num_joints, self.hand_offset, self.effort, self.rest = len(rest), hand_offset, effort, rest
+        self.stiffness, self.damping = stiffness, 2.0 * math.sqrt(stiffness)
+        self.rest_stiffness, self.rest_damping = rest_stiffness, 2.0 * math.sqrt(rest_stiffness)
+        self.singular = SINGULAR * torch.eye(6, device=device)
+        # components first and a place for N last, as in `dynamics`
+        self.mass, self.com, self.inertia = mass[:, None], com.T[..., None], inertia.permute(1, 2, 0)[..., None]
+        self.carries = torch.ones(len(rest), len(mass), device=device).triu()  # (J, L): joint j moves link l
+        self.carried_mass = self.carries @ self.mass
+        self.eye = torch.eye(3, device=device)[..., None, None]
+        self.upper = torch.ones(len(rest), len(rest), dtype=torch.bool, device=device).triu()[..., None]
+
+    def dynamics(self, link_pos, link_quat):
+        """The hand's Jacobian (N, 6, J), linear above angular, and the mass matrix (N, J, J).
+
+        link_pos (N, L, 3), link_quat (N, L, 4). Composite rigid bodies: entry i <= j is the momentum of all that joint
+        j carries, when it alone turns at unit speed, seen along joint i. Moments are about the hand.
+        """
+        # components first, N last, (3, L, N): twice as fast, as every operation runs along contiguous memory
+        pos, rotation = link_pos.permute(2, 1, 0).contiguous(), rotation_matrix(link_quat.permute(2, 1, 0).contiguous())
+        joint_pos, axis = pos[:, : self.num_joints], rotation[:, 2, : self.num_joints]
+        hand = joint_pos[:, -1:] + self.hand_offset * axis[:, -1:]
+        linear = cross(axis, hand - joint_pos)
+
+        com = pos - hand + (rotation * self.com).sum(1)
+        moment = self.mass * com
+        inertia = (rotation[:, :, None] * self.inertia).sum(1)
+        inertia = (inertia[:, None] * rotation).sum(2)
+        inertia = inertia + self.eye * (moment * com).sum(0) - moment[:, None] * com
+        moment, inertia = self.carries @ moment, self.carries @ inertia  # of all that each joint carries
+        momentum = self.carried_mass * linear + cross(axis, moment)
+        angular_momentum = cross(moment, linear) + (inertia * axis).sum(1)
+
+        twist, momentum = torch.cat([linear, axis]), torch.cat([momentum, angular_momentum])
+        mass = (twist[:, :, None] * momentum[:, None]).sum(0)
+        mass = torch.where(self.upper, mass, mass.transpose(0, 1))
+        return arms_first(twist), arms_first(mass)
+
+    def torque(self, displacement, velocity, joint_pos, joint_vel, link_pos, link_quat):
+        """displacement (N, 6) m and rad, velocity (N, 6) of the hand, joints (N, J), links as above -> (N, J) N m."""
+        jacobian, mass = self.dynamics(link_pos, link_quat)
+        error = torch.remainder(self.rest - joint_pos + math.pi, 2.0 * math.pi) - math.pi
+        posture = (self.rest_stiffness * error - self.rest_damping * joint_vel)[..., None]
+        # J M^-1 J^T f + J posture = wish: the posture's acceleration must not be felt at the hand
+        wish = (self.stiffness * displacement - self.damping * velocity)[..., None] - jacobian @ posture
+        inverse_mass = jacobian @ torch.linalg.solve_ex(mass, jacobian.transpose(1, 2))[0]
+        force = torch.linalg.solve_ex(inverse_mass + self.singular, wish)[0]
+        torque = jacobian.transpose(1, 2) @ force + mass @ posture
+        return torque.squeeze(-1).clamp(-self.effort, self.effort)
