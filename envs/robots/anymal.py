@@ -103,7 +103,7 @@ def build_anymal():
 
     base = _add_body(spec.worldbody, BASE_BODY, (0, 0, START_HEIGHT), (1, 0, 0, 0), *BASE)
     base.add_freejoint(name="base")
-    spec.visual.map.shadowclip = 3.0  # else the robot's length is all that is shaded well
+    spec.visual.map.shadowclip = 3.0  # else shadows speckle
     follow = mujoco.mjtCamLight.mjCAMLIGHT_TRACK
     base.add_camera(name="follow", mode=follow, pos=(0.3, -2.2, 0.6), xyaxes=(1, 0.1, 0, 0, 0.25, 1))
     base.add_light(mode=follow, pos=(0, 0, 4), dir=(0.1, 0.1, -1), type=mujoco.mjtLightType.mjLIGHT_DIRECTIONAL)
