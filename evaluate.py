@@ -9,7 +9,6 @@ import importlib.util
 import inspect
 import math
 import os
-import pickle
 import sys
 from types import SimpleNamespace
 from typing import Optional, Tuple
@@ -46,11 +45,16 @@ def refuse(flag, value, reason):
 
 def load(path):
     """The checkpoint of a run's folder or file, and the module of the script that wrote it."""
-    file = os.path.join(path, "checkpoint.pt") if os.path.isdir(path) else path
-    try:
-        saved = torch.load(file, map_location="cpu", weights_only=True)
-    except (OSError, EOFError, RuntimeError, pickle.UnpicklingError) as error:
-        refuse("run", path, f"no readable checkpoint: {(str(error) or repr(error)).splitlines()[0]}")
+    names = ("checkpoint.pt", "checkpoint_previous.pt") if os.path.isdir(path) else ("",)
+    saved, reason = None, ""
+    for file in (os.path.join(path, name) if name else path for name in names):
+        try:
+            saved = torch.load(file, map_location="cpu", weights_only=True)
+            break
+        except Exception as error:  # damage shows as one of a dozen kinds
+            reason = reason or (str(error) or repr(error)).splitlines()[0]
+    if saved is None:
+        refuse("run", path, f"no readable checkpoint: {reason}")
     if not isinstance(saved, dict) or not {"script", "args", "agent", "envs", "latest"} <= set(saved):
         refuse("run", path, "must be a checkpoint of a training script")
     folders = (os.getcwd(), os.path.dirname(os.path.abspath(__file__)))

@@ -13,7 +13,6 @@ import copy
 import io
 import math
 import os
-import pickle
 import random
 import signal
 import sys
@@ -76,7 +75,8 @@ TASK_HYPERPARAMETERS = {
     ),
     "ShadowHand": dict(IN_HAND, hidden_sizes=(512, 512, 256, 128)),
 }  # fmt: skip
-MAY_CHANGE = {"total_timesteps", "checkpoint_interval", "diagnostics_interval", "resume", "num_iterations"}
+# Flags that may change when a run is resumed
+MAY_CHANGE = "total_timesteps checkpoint_interval diagnostics_interval resume cuda device num_iterations".split()
 SCRIPT = os.path.splitext(os.path.basename(__file__))[0]
 MAX_LOG_RATIO = 20.0  # of two policies' probabilities, against overflow; no sound ratio comes near it
 
@@ -242,7 +242,7 @@ def check_resumable(args, saved):
 
 
 def load_checkpoint(path):
-    """The newest sound checkpoint of a run's folder, or the one in a file; plain tensors and numbers, nothing else.
+    """The newest readable checkpoint of a run's folder, or the one in a file; plain tensors and numbers, nothing else.
 
     Ends with exit status 2 and one line where there is none, or another script's.
     """
@@ -253,7 +253,7 @@ def load_checkpoint(path):
     for each in filter(os.path.exists, paths):
         try:
             saved = torch.load(each, map_location="cpu", weights_only=True)
-        except (OSError, EOFError, RuntimeError, pickle.UnpicklingError) as error:
+        except Exception as error:  # damage shows as one of a dozen kinds
             reason = f"{os.path.basename(each)} cannot be read: {(str(error) or repr(error)).splitlines()[0]}"
             continue
         if not isinstance(saved, dict) or saved.get("script") != SCRIPT:

@@ -13,7 +13,6 @@ import copy
 import io
 import math
 import os
-import pickle
 import random
 import signal
 import sys
@@ -76,7 +75,8 @@ TASK_HYPERPARAMETERS = {
     ),
     "ShadowHand": dict(IN_HAND, hidden_sizes=(512, 512, 256, 128)),
 }  # fmt: skip
-MAY_CHANGE = {"total_timesteps", "checkpoint_interval", "diagnostics_interval", "resume", "num_iterations"}
+# Flags that may change when a run is resumed
+MAY_CHANGE = "total_timesteps checkpoint_interval diagnostics_interval resume cuda device num_iterations".split()
 SCRIPT = os.path.splitext(os.path.basename(__file__))[0]
 MAX_LOG_RATIO = 20.0  # of two policies' probabilities, against overflow; no sound ratio comes near it
 # SAPG: what a population adds to the table above
@@ -283,7 +283,7 @@ def check_resumable(args, saved):
 
 
 def load_checkpoint(path):
-    """The newest sound checkpoint of a run's folder, or the one in a file; plain tensors and numbers, nothing else.
+    """The newest readable checkpoint of a run's folder, or the one in a file; plain tensors and numbers, nothing else.
 
     Ends with exit status 2 and one line where there is none, or another script's.
     """
@@ -294,7 +294,7 @@ def load_checkpoint(path):
     for each in filter(os.path.exists, paths):
         try:
             saved = torch.load(each, map_location="cpu", weights_only=True)
-        except (OSError, EOFError, RuntimeError, pickle.UnpicklingError) as error:
+        except Exception as error:  # damage shows as one of a dozen kinds
             reason = f"{os.path.basename(each)} cannot be read: {(str(error) or repr(error)).splitlines()[0]}"
             continue
         if not isinstance(saved, dict) or saved.get("script") != SCRIPT:
@@ -717,8 +717,8 @@ def main(argv=None):
         batch["advantages"] = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
         diagnostics, images = {}, {}
         if args.diagnostics_interval and iteration % args.diagnostics_interval == 0:
-            diagnostics, kls = diagnose(agent, batch, args)
-            images["population/kl_matrix"] = kl_image(kls)
+            diagnostics, matrix = diagnose(agent, batch, args)
+            images["population/kl_matrix"] = kl_image(matrix)
 
         # --------------------------------------------------------------------------------------------------------------
         # Update
@@ -789,7 +789,7 @@ def main(argv=None):
             "charts/leader_objective": leader_objective,
             "charts/best_agent_objective": agent_means[2].max().item(),
             "charts/episodes": count,
-            "population/objective_median": agent_means[2].median().item(),
+            "population/objective_median": agent_means[2].quantile(0.5).item(),
             "population/objective_worst": agent_means[2].min().item(),
             "population/latent_distance": (agent.latents[1:] - agent.latents[LEADER]).norm(dim=1).mean().item(),
             "charts/SPS": sps,

@@ -146,13 +146,17 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(capsys):
     assert_same_state(whole, checkpoint(folder))
 
 
-@pytest.mark.parametrize("damage", ["truncated", "empty", "pickled", "foreign", "missing", "folder"])
+@pytest.mark.parametrize("damage", ["truncated", "empty", "text", "zeros", "pickled", "foreign", "missing", "folder"])
 def test_what_cannot_be_resumed_is_refused(damage, capsys):
     train(ppo, command(ppo, iterations=1))
     path = the_run() / "checkpoint.pt"
     data = path.read_bytes()
     path = pathlib.Path("x.pt")
     path.write_bytes(data[: len(data) // 2] if damage == "truncated" else b"")
+    if damage == "text":
+        path.write_text("broken")
+    if damage == "zeros":
+        path.write_bytes(data[:1000] + bytes(len(data) - 1000))
     if damage == "pickled":
         torch.save({"script": "ppo", "args": VectorEnv}, path)
     if damage == "foreign":

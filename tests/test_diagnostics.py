@@ -119,6 +119,36 @@ def test_diagnose_on_known_rows():
     assert scalars["population/latent_spread"] == pytest.approx((math.sqrt(2) + math.sqrt(8)) / 2)
 
 
+def test_nine_of_many_agents_stand_for_all():
+    """Twelve agents of one step each way: N(0.3 k, 1); the window is three steps long, the matrix is of its first."""
+
+    class TwelveAgents(ThreeAgents):
+        latents = torch.zeros(12, 2)
+
+        def get_action_and_value(self, obs, agent_ids, dones, lstm_state, action):
+            policy = Normal(obs + 0.3 * agent_ids.expand(obs.shape[:2])[..., None], torch.ones(1))
+            return action, policy.log_prob(action).sum(-1), policy, None, None
+
+    agent, ids = TwelveAgents(), torch.arange(12)[None]
+    obs, actions = torch.zeros(3, 12, 1), torch.full((3, 12, 1), 0.5)
+    logprobs = agent.get_action_and_value(obs, ids, None, None, actions)[1]
+    batch = dict(obs=obs, actions=actions, logprobs=logprobs, agent_ids=ids, advantages=torch.ones(3, 12))
+    batch.update(dones=torch.zeros(3, 12, dtype=torch.bool), lstm_state=torch.zeros(1, 12, 0), mu=torch.ones(3, 12))
+    scalars, matrix = sapg.diagnose(agent, batch, args(12, 12))
+    shown = [0, 1, 3, 4, 6, 7, 8, 10, 11]  # evenly spaced, rounded
+    assert matrix.shape == (9, 9)
+    assert matrix[2, 5].item() == pytest.approx((0.3 * (shown[2] - shown[5])) ** 2 / 2)
+    weights = [math.exp((0.5 - 0.3 * k) ** 2 / 2 - 0.5**2 / 2) for k in range(12)]
+    deviation = [abs(1 - w) for w in weights]
+    assert scalars["population/is_ratio_deviation_max"] == pytest.approx(max(deviation), rel=1e-4)
+    assert scalars["population/is_ratio_deviation_of_10"] == pytest.approx(deviation[10], rel=1e-4)
+    assert {f"population/is_ratio_deviation_of_{k}" for k in shown[1:]} <= set(scalars)
+    assert "population/is_ratio_deviation_of_2" not in scalars
+    logs = sorted(abs(math.log(w)) for w in weights[1:])
+    assert scalars["population/is_log_ratio_median"] == pytest.approx(logs[5], rel=1e-4)
+    assert scalars["population/leader_is_nearest"] == pytest.approx(1 / 8)  # of agent 1 alone
+
+
 def test_the_window_on_mu_uses_everything_before_the_first_step():
     obs = torch.zeros(1, 6)
     actions = torch.tensor([[0.5, -0.5, 0.0, 1.0, 3.0, 2.0]])

@@ -69,6 +69,12 @@ def test_a_forks_checkpoint_plays(capsys):
     assert "| agent, 0 | mean |" in capsys.readouterr().out
 
 
+def test_a_damaged_checkpoint_gives_way_to_the_one_before():
+    run = pathlib.Path(train(ppo, "--env-id Cartpole --total-timesteps 4096 --checkpoint-interval 3"))
+    (run / "checkpoint.pt").write_text("broken")
+    assert evaluate.load(str(run))[0]["iteration"] == 3
+
+
 def test_the_best_agent_is_the_one_with_the_highest_objective():
     latest = torch.full((3, 12), float("nan"))
     latest[2] = torch.tensor([1.0, 2.0, 3.0, 9.0, float("nan"), 8.0, 5.0, 5.0, 5.0] + [float("nan")] * 3)
@@ -131,6 +137,7 @@ def test_films(agents, shape, capsys):
     ("empty", "run empty: no readable checkpoint"),
     ("pickled.pt", "run pickled.pt: no readable checkpoint"),
     ("truncated.pt", "run truncated.pt: no readable checkpoint"),
+    ("text.pt", "run text.pt: no readable checkpoint"),
     ("foreign.pt", "run foreign.pt: must be a checkpoint of a training script"),
     ("orphan.pt", "run orphan.pt: was written by lost.py, which must be in the working directory"),
     ("run --episodes 0", "--episodes 0: must be at least 1"),
@@ -148,6 +155,7 @@ def test_bad_input(flags, line, capsys):
     pathlib.Path("empty").mkdir()
     data = pathlib.Path("run/checkpoint.pt").read_bytes()
     pathlib.Path("truncated.pt").write_bytes(data[:1000])
+    pathlib.Path("text.pt").write_text("broken")
     saved = torch.load("run/checkpoint.pt", weights_only=True)
     torch.save({**saved, "args": VectorEnv}, "pickled.pt")
     torch.save({**saved, "script": "lost"}, "orphan.pt")

@@ -76,6 +76,20 @@ def test_each_term_of_cpo_does_something(train, term):
     assert not same(train(cpo, plain), train(cpo, f"{plain} {term}"))
 
 
+def test_the_pull_takes_no_further_gradient_steps_and_no_more_memory_with_more_agents(train, monkeypatch):
+    steps, widest, relabel = [], {}, cpo.offpolicy_batch
+    for num_agents in (4, 12):
+        sizes = []
+        recorded = lambda *args, **kwargs: sizes.append(len(args[5])) or relabel(*args, **kwargs)  # noqa: E731
+        monkeypatch.setattr(cpo, "offpolicy_batch", recorded)
+        flags = f"{TINY_POPULATION} --num-agents {num_agents}"
+        pulled = train(cpo, flags)
+        assert all(minibatch.pull for minibatch in pulled.minibatches)
+        steps.append((len(pulled.minibatches), len(train(sapg, flags).minibatches)))
+        widest[num_agents] = max(sizes)
+    assert steps == [(12, 12)] * 2 and widest[12] <= widest[4]
+
+
 @every_population
 def test_looking_at_the_population_changes_nothing(train, script):
     looking = train(script, f"{TINY_POPULATION} --diagnostics-interval 1")
