@@ -107,8 +107,9 @@ class FrankaCubeBase(VectorEnv):
             return torch.zeros(num_envs, *shape, device=self.device)
 
         self.controller = OperationalSpaceController(
-            franka.LINK_MASS, franka.LINK_COM, franka.LINK_INERTIA, franka.HAND_OFFSET, franka.ARM_EFFORT,
-            franka.DEFAULT_POSE[:NUM_ARM], STIFFNESS, REST_STIFFNESS, self.device,
+            franka.LINK_MASS, franka.LINK_COM, franka.LINK_INERTIA, franka.ARM_ARMATURE, franka.HAND_OFFSET,
+            franka.ARM_EFFORT, franka.ARM_SPEED, franka.CONTROL_PERIOD, franka.DEFAULT_POSE[:NUM_ARM],
+            STIFFNESS, REST_STIFFNESS, self.device,
         )  # fmt: skip
         self.joint_default = tensor(franka.DEFAULT_POSE)
         self.joint_lower, self.joint_upper = tensor(franka.JOINT_LOWER), tensor(franka.JOINT_UPPER)

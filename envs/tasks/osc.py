@@ -35,18 +35,23 @@ def arms_first(x):
 class OperationalSpaceController:
     """Turns a wished displacement of the hand into joint torques, the same for every arm but for its state.
 
-    mass (L,), com (L, 3) and inertia (L, 3, 3) about it in link axes; hand_offset (m): from the last arm link's origin
-    along its joint axis to the controlled point; effort (J,) N m limits the torques; rest (J,) rad is the pose kept
-    where the hand leaves a choice. Accelerations per m or rad of error: stiffness (1/s^2), critically damped.
+    mass (L,), com (L, 3) and inertia (L, 3, 3) about it in link axes; armature of every joint, kg m^2; hand_offset (m):
+    from the last arm link's origin along its joint axis to the controlled point; effort (J,) N m and speed (J,) rad/s
+    limit the joints, where period (s) is how long a torque is held; rest (J,) rad is the pose kept where the hand leaves
+    a choice. Accelerations per m or rad of error: stiffness and rest_stiffness (1/s^2), critically damped.
     """
 
-    def __init__(self, mass, com, inertia, hand_offset, effort, rest, stiffness, rest_stiffness, device):
-        mass, com, inertia, effort, rest = (
-            torch.as_tensor(x, dtype=torch.float32, device=device) for x in (mass, com, inertia, effort, rest)
+    def __init__(
+        self, mass, com, inertia, armature, hand_offset, effort, speed, period, rest, stiffness, rest_stiffness, device
+    ):  # fmt: skip
+        mass, com, inertia, effort, speed, rest = (
+            torch.as_tensor(x, dtype=torch.float32, device=device) for x in (mass, com, inertia, effort, speed, rest)
         )
-        self.num_joints, self.hand_offset, self.effort, self.rest = len(rest), hand_offset, effort, rest
+        self.effort, self.speed, self.period, self.rest = effort, speed, period, rest
+        self.num_joints, self.hand_offset = len(rest), hand_offset
         self.stiffness, self.damping = stiffness, 2.0 * math.sqrt(stiffness)
         self.rest_stiffness, self.rest_damping = rest_stiffness, 2.0 * math.sqrt(rest_stiffness)
+        self.armature = armature * torch.eye(len(rest), device=device)
         self.singular = SINGULAR * torch.eye(6, device=device)
         # components first and a place for N last, as in `dynamics`
         self.mass, self.com, self.inertia = mass[:, None], com.T[..., None], inertia.permute(1, 2, 0)[..., None]
@@ -79,7 +84,7 @@ class OperationalSpaceController:
         twist, momentum = torch.cat([linear, axis]), torch.cat([momentum, angular_momentum])
         mass = (twist[:, :, None] * momentum[:, None]).sum(0)
         mass = torch.where(self.upper, mass, mass.transpose(0, 1))
-        return arms_first(twist), arms_first(mass)
+        return arms_first(twist), arms_first(mass) + self.armature
 
     def torque(self, displacement, velocity, joint_pos, joint_vel, link_pos, link_quat):
         """displacement (N, 6) m and rad, velocity (N, 6) of the hand, joints (N, J), links as above -> (N, J) N m."""
@@ -88,7 +93,9 @@ class OperationalSpaceController:
         posture = (self.rest_stiffness * error - self.rest_damping * joint_vel)[..., None]
         # J M^-1 J^T f + J posture = wish: the posture's acceleration must not be felt at the hand
         wish = (self.stiffness * displacement - self.damping * velocity)[..., None] - jacobian @ posture
-        inverse_mass = jacobian @ torch.linalg.solve_ex(mass, jacobian.transpose(1, 2))[0]
-        force = torch.linalg.solve_ex(inverse_mass + self.singular, wish)[0]
-        torque = jacobian.transpose(1, 2) @ force + mass @ posture
-        return torque.squeeze(-1).clamp(-self.effort, self.effort)
+        joint_response = torch.linalg.solve_ex(mass, jacobian.transpose(1, 2))[0]
+        force = torch.linalg.solve_ex(jacobian @ joint_response + self.singular, wish)[0]
+        acceleration = (joint_response @ force + posture).squeeze(-1)
+        top, joint_vel = self.speed / self.period, joint_vel / self.period
+        acceleration = acceleration.clamp(-top - joint_vel, top - joint_vel)  # no joint shall exceed its speed
+        return (mass @ acceleration[..., None]).squeeze(-1).clamp(-self.effort, self.effort)
