@@ -144,7 +144,8 @@ def stack(cube, base=(0.0, 0.0, TABLE_TOP + 0.035), grip=(1.0, 0.0, 0.0), tips=N
 
 def test_reach_pays_for_the_mean_distance_of_grip_site_and_tips():
     assert stack((0.3, 0.0, TABLE_TOP + 0.025), grip=(0.1, 0.0, 0.0))[0]["reach"] == pytest.approx(0.0238406, abs=1e-6)
-    terms, stacked = stack((0.3, 0.0, TABLE_TOP + 0.025), grip=(0.06, 0.0, 0.08), tips=[(0.0, 0.05, 0.0), (0.0, 0.0, -0.15)])
+    tips = [(0.0, 0.05, 0.0), (0.0, 0.0, -0.15)]
+    terms, stacked = stack((0.3, 0.0, TABLE_TOP + 0.025), grip=(0.06, 0.0, 0.08), tips=tips)
     assert terms["reach"] == pytest.approx(0.1 * (1.0 - math.tanh(1.0)))  # (0.1 + 0.05 + 0.15) / 3
     assert terms["lift"] == terms["align"] == terms["stacked"] == 0.0 and not stacked
 
@@ -253,7 +254,8 @@ def test_the_hand_is_braked_by_the_velocity_of_the_grip_site(make_still):
     env = make_still("FrankaCubePush", 1)
     env.engine.qpos[:, :9] = env.joint_default
     env.engine.body_linvel[:] = 9.0
-    env.engine.body_linvel[0, 9], env.engine.body_angvel[0, 9] = torch.tensor([0.02, 0.0, 0.0]), torch.tensor([0, 0, 0.1])
+    env.engine.body_linvel[0, 9] = torch.tensor([0.02, 0.0, 0.0])
+    env.engine.body_angvel[0, 9] = torch.tensor([0.0, 0.0, 0.1])
     act(env)
     jacobian, mass = env.controller.dynamics(env.engine.body_pos[:, :9], env.engine.body_quat[:, :9])
     acceleration = jacobian @ torch.linalg.solve(mass, env.engine.ctrl[:, :7, None])
