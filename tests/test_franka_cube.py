@@ -255,7 +255,7 @@ def test_the_hand_is_braked_by_the_velocity_of_the_grip_site(make_still):
     env.engine.qpos[:, :9] = env.joint_default
     env.engine.body_linvel[:] = 9.0
     env.engine.body_linvel[0, 9] = torch.tensor([0.02, 0.0, 0.0])
-    env.engine.body_angvel[0, 9] = torch.tensor([0, 0, 0.1])
+    env.engine.body_angvel[0, 9] = torch.tensor([0.0, 0.0, 0.1])
     act(env)
     jacobian, mass = env.controller.dynamics(env.engine.body_pos[:, :9], env.engine.body_quat[:, :9])
     acceleration = jacobian @ torch.linalg.solve(mass, env.engine.ctrl[:, :7, None])

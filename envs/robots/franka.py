@@ -18,16 +18,16 @@ DEFAULT_POSE = np.array([0.0, 0.1963, 0.0, -2.618, 0.0, 2.9416, 0.7854, 0.035, 0
 ARM_EFFORT = np.array([87.0, 87.0, 87.0, 87.0, 12.0, 12.0, 12.0])  # N m; the arm is driven by torques
 ARM_SPEED = np.array([2.175, 2.175, 2.175, 2.175, 2.61, 2.61, 2.61])  # rad / s, published limits
 # MuJoCo has no speed limit: whoever computes the torques respects it, but knows nothing of contacts. The last joint
-# carries 0.003 kg m^2, a finger that touches the table spins it with 14 rad/s. With this armature, usual for this arm in
-# MuJoCo, 10 rad/s are exceeded in 0.05 % of the steps of an agent that rages; without 2.5 %, and then the arm explodes.
+# carries 0.003 kg m^2: a finger that touches the table spins it with 14 rad/s. With this armature, usual for this arm
+# in MuJoCo, a raging agent exceeds 10 rad/s in 0.06 % of its steps; without it in 2.5 %, and now and then arms explode.
 ARM_ARMATURE = 0.1  # kg m^2
 FINGER_STIFFNESS, FINGER_DAMPING, FINGER_EFFORT = 5000.0, 100.0, 200.0  # N / m, N s / m, N; position drives
 FINGER_OPEN = 0.04  # m
 FINGER_SPEED = 0.2  # m / s, published limit
-# The drive would throw a finger of 23 g through the cube and its own limits: MuJoCo takes the drive's damping as
-# implicit, but not when it computes contacts. With this armature it squeezes with 127 N and stays. MuJoCo has no speed
-# limit; this damping makes FINGER_SPEED the speed at which full effort is used up: else a finger that closes on one
-# side kicks the cube with 0.6 m/s (with it and half of the armature: 0.9 m/s, with it and the armature: 0.2 m/s).
+# The drive would throw a finger of 23 g through the cube and through its own limits: MuJoCo takes the drive's damping
+# as implicit, but not where it computes contacts. With this armature it squeezes with 127 N and stays. Damping in place
+# of the missing speed limit: full effort is used up at FINGER_SPEED (without it 1.0 m/s). With half of the armature a
+# finger that closes on one side kicks the cube with 1.0 m/s, so with 0.3 m/s.
 FINGER_ARMATURE = 2.0  # kg
 FINGER_JOINT_DAMPING = FINGER_EFFORT / FINGER_SPEED - FINGER_DAMPING  # N s / m
 
@@ -88,7 +88,7 @@ EXCLUDED_PAIRS += [("panda_leftfinger", "panda_rightfinger")]
 CONTROL_PERIOD = 0.01667  # s, one control step
 SUBSTEPS = 2  # as the original
 TIMESTEP = CONTROL_PERIOD / SUBSTEPS
-# MuJoCo's solimp. With 0.9 in place of 0.99, its default, the fingers squeeze 7 mm deep into the cube, so 1.2 mm.
+# MuJoCo's solimp. With 0.9, its default, in place of 0.99 the fingers squeeze 5 mm deep into a cube, so 1 mm.
 CONTACT_IMPEDANCE = (0.99, 0.99, 0.001, 0.5, 2.0)
 
 ROBOT_POS = (-0.45, 0.0, 1.125)
@@ -132,15 +132,15 @@ def add_franka(spec, pos):
 def build_scene(second_cube):
     """The robot on its stand behind a table with cube A and, as a mujoco.MjSpec, cube B or the mark of a goal.
 
-    nu = 9; qpos is the robot's 9 joints, then position (3) and quaternion (4, wxyz) of a cube each; qvel 9, then linear
-    (world axes) and angular (body axes) velocity of each cube.
+    nu = 9; qpos is the robot's 9 joints, then position (3) and quaternion (4, wxyz) of each cube; qvel is 9, then
+    linear (world axes) and angular (body axes) velocity of each cube.
     """
     spec = mujoco.MjSpec()
     spec.option.timestep = TIMESTEP
     spec.option.integrator = mujoco.mjtIntegrator.mjINT_IMPLICITFAST
     spec.option.iterations = 20  # a cap for the worst world of a batch
-    # With a pyramidal cone a held cube slips 10 mm in 2 s and hardly any stack succeeds; with an elliptic one it slips
-    # 0.3 mm, with impratio 10 too 0.03 mm. None of this costs time.
+    # With a pyramidal cone a held cube slips 10 mm in 2 s and is lost when swung; with an elliptic one it slips 0.3 mm,
+    # with impratio 10 too 0.03 mm. None of this costs time.
     spec.option.cone = mujoco.mjtCone.mjCONE_ELLIPTIC
     spec.option.impratio = 10.0
     spec.default.geom.solimp = CONTACT_IMPEDANCE

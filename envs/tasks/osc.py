@@ -35,10 +35,10 @@ def arms_first(x):
 class OperationalSpaceController:
     """Turns a wished displacement of the hand into joint torques, the same for every arm but for its state.
 
-    mass (L,), com (L, 3) and inertia (L, 3, 3) about it in link axes; armature of every joint, kg m^2; hand_offset (m):
-    from the last arm link's origin along its joint axis to the controlled point; effort (J,) N m and speed (J,) rad/s
-    limit the joints, where period (s) is how long a torque is held; rest (J,) rad is the pose kept where the hand leaves
-    a choice. Accelerations per m or rad of error: stiffness and rest_stiffness (1/s^2), critically damped.
+    mass (L,), com (L, 3) and inertia (L, 3, 3) about it in link axes; armature of every joint, kg m^2; hand_offset
+    (m): from the last arm link's origin along its joint axis to the controlled point; effort (J,) N m and speed (J,)
+    rad/s limit the joints, where period (s) is how long a torque is held; rest (J,) rad is the pose kept where the hand
+    leaves a choice. Accelerations per m or rad of error: stiffness and rest_stiffness (1/s^2), critically damped.
     """
 
     def __init__(
