@@ -9,9 +9,12 @@ H lstm_size, M columns of a minibatch. Layout is always time-major (T, N, ...); 
 all T steps of each.
 """
 
+import copy
+import io
 import math
 import os
 import random
+import signal
 import sys
 import time
 from dataclasses import dataclass, field, fields
@@ -28,28 +31,69 @@ from torch.utils.tensorboard import SummaryWriter
 import envs as tasks
 
 PAPER_NUM_ENVS, CPU_NUM_ENVS = 24_576, 1_024  # on a CPU the latter stands in for the former
-# What is tuned per task: AllegroKuka from SAPG's tables and released code, Cartpole from IsaacGymEnvs, Moat ours
+# What is tuned per task: SAPG's and CPO's tables, where they differ the released code; Ant, Cartpole from IsaacGymEnvs
+ALLEGRO_KUKA = dict(
+    num_envs=PAPER_NUM_ENVS, total_timesteps=10_000_000_000, num_steps=16, num_minibatches=4, update_epochs=2,
+    learning_rate=1e-4, kl_threshold=0.016, clip_coef=0.1, vf_coef=4.0, bounds_coef=1e-4, reward_scale=0.01,
+    hidden_sizes=(768, 512, 256), lstm=True, lstm_size=768,
+)  # fmt: skip
+IN_HAND = dict(
+    num_envs=PAPER_NUM_ENVS, total_timesteps=10_000_000_000, num_steps=8, num_minibatches=2, update_epochs=5,
+    learning_rate=5e-4, kl_threshold=0.016, clip_coef=0.2, vf_coef=4.0, bounds_coef=1e-4, reward_scale=0.01,
+)  # fmt: skip
+LOCOMOTION = dict(
+    num_envs=PAPER_NUM_ENVS, total_timesteps=5_000_000_000, num_steps=8, num_minibatches=2, update_epochs=5,
+    kl_threshold=0.008, clip_coef=0.2, vf_coef=4.0, bounds_coef=1e-4, hidden_sizes=(768, 512, 256),
+)  # fmt: skip
+FRANKA_CUBE = dict(
+    num_envs=PAPER_NUM_ENVS, total_timesteps=5_000_000_000, num_steps=16, num_minibatches=4, update_epochs=8,
+    learning_rate=5e-4, kl_threshold=0.008, clip_coef=0.2, vf_coef=4.0, bounds_coef=1e-4,
+    hidden_sizes=(256, 128, 64), lstm=True, lstm_size=256,
+)  # fmt: skip
 TASK_HYPERPARAMETERS = {
-    "AllegroKukaRegrasping": dict(
-        num_envs=PAPER_NUM_ENVS, total_timesteps=10_000_000_000, num_steps=16, num_minibatches=4, update_epochs=2,
-        learning_rate=1e-4, kl_threshold=0.016, clip_coef=0.1, vf_coef=4.0, bounds_coef=1e-4, reward_scale=0.01,
-        hidden_sizes=(768, 512, 256), lstm=True, lstm_size=768,
+    "AllegroHand": dict(IN_HAND, hidden_sizes=(512, 256, 128)),
+    "AllegroKukaRegrasping": ALLEGRO_KUKA,
+    "AllegroKukaReorientation": ALLEGRO_KUKA,
+    "AllegroKukaThrow": ALLEGRO_KUKA,
+    "Ant": dict(
+        num_envs=4_096, total_timesteps=100_000_000, num_steps=16, num_minibatches=2, update_epochs=4,
+        learning_rate=3e-4, kl_threshold=0.008, clip_coef=0.2, vf_coef=2.0, bounds_coef=1e-4, reward_scale=0.01,
+        hidden_sizes=(256, 128, 64),
     ),
+    "Anymal": dict(LOCOMOTION, learning_rate=3e-4),
     "Cartpole": dict(
         num_envs=512, total_timesteps=1_000_000, num_steps=16, num_minibatches=1, update_epochs=8,
         learning_rate=3e-4, kl_threshold=0.008, clip_coef=0.2, vf_coef=4.0, bounds_coef=1e-4, reward_scale=0.1,
         hidden_sizes=(32, 32),
     ),
-    "Moat": dict(
+    "FrankaCubePush": FRANKA_CUBE,
+    "FrankaCubeStack": FRANKA_CUBE,
+    "Humanoid": dict(LOCOMOTION, learning_rate=5e-4, reward_scale=0.01),
+    "Moat": dict(  # ours
         num_envs=3_072, total_timesteps=6_000_000, num_steps=16, num_minibatches=4, update_epochs=2,
         learning_rate=3e-4, kl_threshold=0.016, clip_coef=0.2, vf_coef=4.0, hidden_sizes=(64, 64),
     ),
+    "ShadowHand": dict(IN_HAND, hidden_sizes=(512, 512, 256, 128)),
 }  # fmt: skip
+# Flags that may change when a run is resumed
+MAY_CHANGE = "total_timesteps checkpoint_interval diagnostics_interval resume cuda device num_iterations".split()
+SCRIPT = os.path.splitext(os.path.basename(__file__))[0]
 MAX_LOG_RATIO = 20.0  # of two policies' probabilities, against overflow; no sound ratio comes near it
 # SAPG: what a population adds to the table above
-POPULATION_HYPERPARAMETERS = {"Moat": dict(max_ent_coef=0.025)}
+POPULATION_HYPERPARAMETERS = {
+    "AllegroKukaReorientation": dict(max_ent_coef=0.0025),  # half of the papers' coefficient, as released
+    "Anymal": dict(max_ent_coef=0.001),
+    "FrankaCubePush": dict(max_ent_coef=0.0025),
+    "FrankaCubeStack": dict(max_ent_coef=0.0025),
+    "Humanoid": dict(max_ent_coef=0.001),
+    "Moat": dict(max_ent_coef=0.025),
+    "ShadowHand": dict(max_ent_coef=0.0025),
+}
 # EPO: what its own table says otherwise (EPO B.2)
-EPO_HYPERPARAMETERS = {"AllegroKukaRegrasping": dict(bounds_coef=1e-5, ga_threshold=0.3)}
+EPO_HYPERPARAMETERS = {
+    **{f"AllegroKuka{task}": dict(bounds_coef=1e-5) for task in ("Regrasping", "Reorientation", "Throw")},
+    **{task: dict(ga_threshold=0.5) for task in ("Ant", "Anymal", "Humanoid")},
+}
 LEADER = 0  # the agent that learns from all others; its environments are the first n
 
 
@@ -70,6 +114,10 @@ class Args:
     """of every random generator"""
     cuda: bool = True
     """use the GPU if there is one"""
+    checkpoint_interval: int = 100
+    """iterations between two checkpoints; one is written at the end and on SIGINT and SIGTERM too; 0: only then"""
+    resume: Optional[str] = None
+    """a run's folder or a checkpoint file to go on from, with its flags; --total-timesteps may grow"""
 
     # PPO
     num_steps: int = 16
@@ -120,8 +168,11 @@ class Args:
     """lambda: weight of an off-policy row against an on-policy one (SAPG Eq. 4)"""
     off_policy_mu: bool = False
     """centre the off-policy clip window on mu (SAPG Eq. 3); off: on 1, as released, which measured better"""
-    aggregation: Literal["leader-follower", "symmetric"] = "leader-follower"
-    """who learns from others: the leader alone (SAPG 4.3) or everybody (SAPG 4.2)"""
+    aggregation: Literal["leader-follower", "one-follower", "symmetric"] = "leader-follower"
+    """who learns from whom: the leader from all followers (SAPG 4.3) or from one drawn anew each iteration (CPO Eq. 2;
+    SAPG as released), or everybody from everybody (SAPG 4.2)"""
+    diagnostics_interval: int = 50
+    """iterations between two looks at how far the agents are apart, see `diagnose`; 0: never"""
 
     # EPO
     num_elites: Optional[int] = None
@@ -144,11 +195,15 @@ class Args:
 
 def parse_args(argv=None):
     """The command line, with the task's row of the tables under it; refuses what cannot work (one line, status 2)."""
-    env_id = tyro.cli(Args, args=argv, add_help=False, return_unknown_args=True)[0].env_id
-    args = tyro.cli(Args, args=argv, default=Args(env_id=env_id, **task_defaults(env_id)))
+    given = tyro.cli(Args, args=argv, add_help=False, return_unknown_args=True)[0]
+    defaults, saved = dict(env_id=given.env_id, **task_defaults(given.env_id)), None
+    if given.resume:
+        saved = load_checkpoint(given.resume)
+        defaults = {f.name: saved["args"][f.name] for f in fields(Args) if f.init and f.name in saved["args"]}
+    args = tyro.cli(Args, args=argv, default=Args(**defaults))
     args.device = "cuda" if args.cuda and torch.cuda.is_available() else "cpu"
     if args.num_envs is None:
-        args.num_envs = TASK_HYPERPARAMETERS.get(env_id, {}).get("num_envs", CPU_NUM_ENVS)
+        args.num_envs = TASK_HYPERPARAMETERS.get(args.env_id, {}).get("num_envs", CPU_NUM_ENVS)
         if args.device == "cpu" and args.num_envs == PAPER_NUM_ENVS:
             args.num_envs = CPU_NUM_ENVS
         # SAPG: equal blocks
@@ -157,6 +212,8 @@ def parse_args(argv=None):
         args.num_elites = max(args.num_agents - 2, 2)  # EPO
     check_args(args)
     args.num_iterations = max(1, args.total_timesteps // (args.num_envs * args.num_steps))
+    if saved:
+        check_resumable(args, saved)
     return args
 
 
@@ -190,9 +247,13 @@ def check_args(args):
     for name in ("gamma", "gae_lambda"):
         if getattr(args, name) > 1:
             refuse(name, getattr(args, name), "must be at most 1")
-    for name in ("seed", "critic_n_step"):
+    for name in ("seed", "critic_n_step", "checkpoint_interval", "diagnostics_interval"):
         if getattr(args, name) < 0:
             refuse(name, getattr(args, name), "must be at least 0")
+    if args.seed >= 2**32:
+        refuse("seed", args.seed, "must be below 2**32, numpy's limit")
+    if args.num_envs * args.num_steps < 2:
+        refuse("num_steps", args.num_steps, "must be at least 2 with one environment: advantages are normalised")
     if not args.hidden_sizes or min(args.hidden_sizes) < 1:
         refuse("hidden_sizes", args.hidden_sizes, "must be one or more widths, each at least 1")
     # SAPG
@@ -200,7 +261,7 @@ def check_args(args):
         refuse("num_agents", args.num_agents, f"must be at least 1 and divide --num-envs {args.num_envs}")
     if args.latent_dim < 0:
         refuse("latent_dim", args.latent_dim, "must be at least 0")
-    others = max(args.num_agents - 1, 1)
+    others = max(args.num_agents - 1, 1) if args.aggregation != "one-follower" else 1
     if args.off_policy_ratio > others:
         refuse("off_policy_ratio", args.off_policy_ratio, f"must be at most {others}: all data of the others")
     # EPO
@@ -212,9 +273,95 @@ def check_args(args):
         refuse("num_minibatches", args.num_minibatches, f"must be at most the {args.num_envs} columns of --num-envs")
     runs = os.path.abspath("runs")
     folder = runs if os.path.exists(runs) else os.path.dirname(runs)
-    if not os.path.isdir(folder) or not os.access(folder, os.W_OK):
+    if not args.resume and not (os.path.isdir(folder) and os.access(folder, os.W_OK)):
         print(f"{runs}: must be a folder that can be written to, or created", file=sys.stderr)
         sys.exit(2)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Checkpoints
+# ----------------------------------------------------------------------------------------------------------------------
+def save_checkpoint(folder, state):
+    """Write folder/checkpoint.pt, whole or not at all, and keep the one before as checkpoint_previous.pt.
+
+    A disk that is full or may not be written is no reason to end a run: it is reported, and the old files stay.
+    """
+    path, buffer = os.path.join(folder, "checkpoint.pt"), io.BytesIO()
+    torch.save({**state, "random": random_state()}, buffer)
+    try:
+        with open(path + ".tmp", "wb") as file:
+            file.write(buffer.getbuffer())
+            file.flush()
+            os.fsync(file.fileno())
+        if os.path.exists(path):
+            os.replace(path, os.path.join(folder, "checkpoint_previous.pt"))
+        os.replace(path + ".tmp", path)
+    except OSError as error:
+        print(f"no checkpoint: {error}; training goes on", file=sys.stderr)
+
+
+def check_resumable(args, saved):
+    """Refuse flags that contradict the checkpoint."""
+    for name, value in saved["args"].items():
+        if name not in MAY_CHANGE and getattr(args, name, None) != value:
+            refuse(name, getattr(args, name, None), f"must be {value}, as in the checkpoint")
+    if args.num_iterations <= saved["iteration"]:
+        refuse("total_timesteps", args.total_timesteps, f"must be more than the checkpoint's {saved['global_step']}")
+
+
+def load_checkpoint(path):
+    """The newest readable checkpoint of a run's folder, or the one in a file; plain tensors and numbers, nothing else.
+
+    Ends with exit status 2 and one line where there is none, or another script's.
+    """
+    paths, reason = [path], "no such file or folder"
+    if os.path.isdir(path):
+        paths = [os.path.join(path, name) for name in ("checkpoint.pt", "checkpoint_previous.pt")]
+        reason = "must be a folder with a checkpoint.pt"
+    for each in filter(os.path.exists, paths):
+        try:
+            saved = torch.load(each, map_location="cpu", weights_only=True)
+        except Exception as error:  # damage shows as one of a dozen kinds
+            reason = f"{os.path.basename(each)} cannot be read: {(str(error) or repr(error)).splitlines()[0]}"
+            continue
+        if not isinstance(saved, dict) or saved.get("script") != SCRIPT:
+            refuse("resume", path, f"must be a checkpoint that {SCRIPT}.py wrote")
+        if each != paths[0]:
+            print(f"going on from {each}: {reason}", file=sys.stderr)
+        return saved
+    refuse("resume", path, reason)
+
+
+def random_state():
+    """The state of all global random generators, as plain tensors and numbers."""
+    name, keys, *rest = np.random.get_state()
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    numpy_state = [name, keys.tolist(), *rest]
+    return {"python": random.getstate(), "numpy": numpy_state, "torch": torch.get_rng_state(), "cuda": cuda}
+
+
+def set_random_state(state):
+    random.setstate(state["python"])
+    np.random.set_state(tuple(state["numpy"]))
+    torch.set_rng_state(state["torch"])
+    if state["cuda"]:
+        torch.cuda.set_rng_state_all(state["cuda"])
+
+
+class StopSignal:
+    """SIGINT and SIGTERM: end the run with a checkpoint after the present iteration; the second one ends it at once."""
+
+    def __init__(self):
+        self.signum = 0
+        self.handlers = {signum: signal.signal(signum, self) for signum in (signal.SIGINT, signal.SIGTERM)}
+
+    def __call__(self, signum, frame):
+        self.signum = signum
+        self.restore()
+
+    def restore(self):
+        for signum, handler in self.handlers.items():
+            signal.signal(signum, handler)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -344,13 +491,17 @@ def sample_offpolicy_columns(agent_ids, num_agents, ratio, aggregation):
     """Which columns are learned from off-policy, and by whom: columns (C,) and their learners' ids (C,).
 
     agent_ids (N,): who acted in each column. Each learner gets ratio * n columns, drawn uniformly without replacement
-    from those of all other agents (SAPG Algorithm 1; 4.3 leader-follower, 4.2 symmetric).
+    from those of all other agents (SAPG Algorithm 1; 4.3 leader-follower, 4.2 symmetric), or the leader alone from
+    those of one follower, drawn uniformly too (CPO Eq. 2).
     """
     count = min(round(ratio * len(agent_ids) / num_agents), len(agent_ids) - len(agent_ids) // num_agents)
-    columns, learners = [], [LEADER] if aggregation == "leader-follower" else range(num_agents)
+    columns, learners = [], range(num_agents) if aggregation == "symmetric" else [LEADER]
     for learner in learners:
         others = (agent_ids != learner).nonzero().squeeze(1)
-        columns.append(others[torch.randperm(len(others), device=agent_ids.device)[:count]])
+        others = others[torch.randperm(len(others), device=agent_ids.device)]
+        if aggregation == "one-follower":  # blocks are equal, so whose column is drawn first is a fair draw
+            others = others[agent_ids[others] == agent_ids[others[:1]]]
+        columns.append(others[:count])
     return torch.cat(columns), torch.tensor(list(learners), device=agent_ids.device).repeat_interleave(count)
 
 
@@ -412,13 +563,45 @@ class Fitness:
         self.fresh.view(self.blocks)[agents] = False
 
 
+class Heredity:
+    """What becomes of the children. Fitness counts from the followers' mean of its time: the progress of all is not
+    heredity. With a fitness that says nothing of the genome, heritability is 0.
+    """
+
+    def __init__(self):
+        self.young = {}  # child's id -> fitness of whom it replaced, mean of its parents'
+        self.grown = []  # (child's fitness, fitness of whom it replaced, mean of its parents')
+
+    def grow(self, fitness):
+        """fitness (A,), known for all followers: the children have theirs now."""
+        fitness = fitness - fitness[LEADER + 1 :].mean()
+        self.grown += [(fitness[child].item(), *before) for child, before in self.young.items()]
+        self.young = {}
+
+    def born(self, lineage, fitness):
+        """lineage as of genetic_algorithm_step, fitness (A,) that it went by."""
+        fitness = fitness - fitness[LEADER + 1 :].mean()
+        self.young.update({c: (fitness[c].item(), fitness[[i, j]].mean().item()) for c, i, j in lineage})
+
+    def statistics(self):
+        """Share of children that are fitter than whom they replaced; correlation of their fitness with their parents'.
+
+        NaN where too few children are grown to tell. Who is replaced was the worst, if by chance: when fitness is noise
+        the share is about 1 - 1 / (A - 1), and only the correlation is 0.
+        """
+        child, replaced, parents = np.array(self.grown).reshape(-1, 3).T
+        spread = len(child) > 2 and child.std() * parents.std() > 0
+        success = (child > replaced).mean() if len(child) else math.nan
+        return success, np.corrcoef(child, parents)[0, 1] if spread else math.nan
+
+
 def fitness_spread(fitness, floor):
     """The followers' fitness gap, and the unit it is measured in: EPO Eq. 3 fires at gap > gamma * unit.
 
     floor, in units of fitness, stands in for a median near zero, at which the equation would fire on any difference.
     """
     followers = fitness[LEADER + 1 :]
-    return followers.max() - followers.min(), followers.median().abs().clamp(min=floor)
+    return followers.max() - followers.min(), followers.quantile(0.5).abs().clamp(min=floor)
 
 
 @torch.no_grad()
@@ -452,6 +635,88 @@ def genetic_algorithm_step(latents, fitness, optimizer, args):
     return lineage
 
 
+# ----------------------------------------------------------------------------------------------------------------------
+# SAPG: how far the agents are apart
+# ----------------------------------------------------------------------------------------------------------------------
+@torch.no_grad()
+def diagnose(agent, batch, args):
+    """What the leader can make of the followers' data (CPO 7.2) and how far the agents are apart (CPO 7.3).
+
+    batch: that of the update, before its first step. Returns scalars, name -> 0-d tensor, and the KL matrix (K, K) of
+    at most 9 agents, evenly spaced from the leader to the last follower, so that the cost does not grow with A.
+    """
+
+    def log_ratio(rows):  # of the learner's probability to that of who acted, from whose LSTM state it starts (T, C)
+        keys = ("obs", "agent_ids", "dones", "lstm_state", "actions")
+        logprob = agent.get_action_and_value(*(rows[key] for key in keys))[1]
+        return (logprob - rows["logprobs"]).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+
+    on = {key: value[:, : args.num_envs] for key, value in batch.items()}
+    off = {key: value[:, args.num_envs :] for key, value in batch.items()}
+    shown = torch.linspace(0, args.num_agents - 1, min(args.num_agents, 9)).round().long().tolist()
+    kls = kl_matrix(agent, on, shown, args.num_agents)
+    log_ratios = log_ratio({**on, "agent_ids": torch.full_like(on["agent_ids"], LEADER)})
+    scalars = {"population/latent_spread": agent.latents.std(0, unbiased=False).mean()}
+    if args.num_agents > 1:
+        deviation, ess = importance_statistics(log_ratios, args.num_agents)
+        nearest = nearest_agents(kls)
+        scalars.update({
+            "population/is_ratio_deviation": deviation[LEADER + 1 :].mean(),
+            "population/is_ratio_deviation_max": deviation[LEADER + 1 :].max(),
+            "population/is_log_ratio_median": log_ratios[:, args.num_envs // args.num_agents :].abs().median(),
+            "population/ess_rate": ess,
+            "population/leader_is_nearest": (nearest[1:] == LEADER).float().mean(),
+            "population/kl_to_leader": kls[1:, LEADER].mean(),
+            "population/kl_to_leader_max": kls[1:, LEADER].max(),
+        })
+        scalars.update({f"population/is_ratio_deviation_of_{k}": deviation[k] for k in shown[1:]})
+    if off["obs"].shape[1]:
+        ratio = log_ratio(off).exp()
+        low, high = off["mu"] * (1 - args.clip_coef), off["mu"] * (1 + args.clip_coef)
+        used = torch.where(off["advantages"] > 0, ratio < high, ratio > low)  # not cut off by the clip
+        scalars["population/off_policy_used"] = used.float().mean()
+    return scalars, kls
+
+
+def importance_statistics(log_ratios, num_agents):
+    """log_ratios (T, N) of the leader to who acted -> mean |1 - w| per agent (A,) and ESS / (T N) (CPO Table 2, Eq. 5).
+
+    The leader's own rows, w = 1, are among them.
+    """
+    w = log_ratios.double().exp()
+    return (1 - w).abs().view(len(w), num_agents, -1).mean((0, 2)), w.sum() ** 2 / w.square().sum() / w.numel()
+
+
+def kl_matrix(agent, rows, agents, num_agents):
+    """KL(i || j), i down and j across, for K agents (ids): mean over at most 256 states of i, the window's first."""
+    n, matrix = rows["obs"].shape[1] // num_agents, []
+    for i in agents:
+        keys = ("obs", "agent_ids", "dones", "lstm_state", "actions")
+        obs, ids, *inputs = (rows[key][:1, i * n : i * n + min(n, 256)] for key in keys)
+        policies = [agent.get_action_and_value(obs, torch.full_like(ids, j), *inputs)[2] for j in agents]
+        own = policies[agents.index(i)]
+        matrix.append(torch.stack([kl_divergence(own, other).sum(-1).mean() for other in policies]))
+    return torch.stack(matrix)
+
+
+def nearest_agents(kls):
+    """For each row of the KL matrix (K, K) the column of the nearest other agent (K,)."""
+    return (kls + torch.diag(torch.full_like(kls[0], math.inf))).argmin(1)
+
+
+def kl_image(kls, cell=24):
+    """The KL matrix (K, K) as an image (3, K cell, K cell) in [0, 1], dark 1e-3 to bright 100 nats, on a log scale.
+
+    First row and column are the leader's. A white square marks the agent nearest to the row's (CPO Fig. 4).
+    """
+    shade = ((kls.clamp(1e-3, 1e2).log10() + 3) / 5).cpu()
+    image = torch.stack([shade, shade**2, 0.4 * (1 - shade)]).repeat_interleave(cell, 1).repeat_interleave(cell, 2)
+    for i, j in enumerate(nearest_agents(kls).tolist() if len(kls) > 1 else []):
+        middle = slice(cell // 3, cell - cell // 3)
+        image[:, i * cell : (i + 1) * cell, j * cell : (j + 1) * cell][:, middle, middle] = 1.0
+    return image
+
+
 def adapt_learning_rate(lr, kl, threshold):
     """rl_games' rule: keep KL(old || new) of the on-policy data between half and twice the threshold."""
     if threshold and kl > 2.0 * threshold:
@@ -469,10 +734,10 @@ def main(argv=None):
     device, T, N = args.device, args.num_steps, args.num_envs
     envs = tasks.make(args.env_id, N, device, args.seed, args.engine)
     engine = getattr(envs, "engine_name", "its own")
-    paper_num_envs = TASK_HYPERPARAMETERS.get(args.env_id, {}).get("num_envs", N)
+    for_gpu = TASK_HYPERPARAMETERS.get(args.env_id, {}).get("num_envs") == PAPER_NUM_ENVS
     print(
-        f"{args.env_id}: engine {engine}, {device}, {os.cpu_count()} cores, {N:,} environments"
-        + (f" ({paper_num_envs:,} on a GPU)" if device == "cpu" and N < paper_num_envs else "")
+        f"{args.env_id}: engine {engine}, {device}, {torch.get_num_threads()} threads, {N:,} environments"
+        + (f" ({PAPER_NUM_ENVS:,} on a GPU)" if for_gpu and device == "cpu" and N < PAPER_NUM_ENVS else "")
         + ("; faster on a CPU: --no-lstm --hidden-sizes 256 128 64" if args.lstm and device == "cpu" else ""),
         flush=True,
     )
@@ -482,11 +747,16 @@ def main(argv=None):
     agent_ids = torch.arange(args.num_agents, device=device).repeat_interleave(N // args.num_agents)[None]  # (1, N)
     ent_coefs = args.ent_coef + torch.linspace(0.0, args.max_ent_coef, args.num_agents, device=device)  # (A,)
 
-    script = os.path.splitext(os.path.basename(__file__))[0]
-    run_name = f"{args.env_id.replace(':', '-')}__{script}__{args.seed}__{int(time.time())}"
-    writer = SummaryWriter(f"runs/{run_name}")
+    first_iteration, global_step, start_time = 1, 0, time.time()
+    folder = f"runs/{args.env_id.replace(':', '-')}__{SCRIPT}__{args.seed}__{int(start_time)}"
+    if args.resume:
+        saved = load_checkpoint(args.resume)
+        folder = args.resume if os.path.isdir(args.resume) else os.path.dirname(args.resume) or "."
+        first_iteration, global_step = saved["iteration"] + 1, saved["global_step"]
+        start_time -= saved["seconds"]
+    writer = SummaryWriter(folder, purge_step=global_step + 1 if args.resume else None)  # logged after the checkpoint
     rows = "\n".join(f"|{key}|{value}|" for key, value in vars(args).items())
-    writer.add_text("hyperparameters", f"|flag|value|\n|-|-|\n{rows}")
+    writer.add_text("hyperparameters", f"|flag|value|\n|-|-|\n{rows}", global_step)
 
     # Storage: entry T of obs, dones and values is the step after the window
     obs = torch.zeros(T + 1, N, envs.num_obs, device=device)
@@ -502,10 +772,24 @@ def main(argv=None):
     lstm_state = torch.zeros(1, N, agent.state_size, device=device)
     latest = torch.full((3, N), float("nan"), device=device)  # return, length, objective of each latest episode
 
-    fitness, episodes, episodes_at_ga = Fitness(N, args.num_agents, device), 0.0, 0.0  # EPO: episodes per environment
+    # EPO
+    fitness, heredity = Fitness(N, args.num_agents, device), Heredity()
+    episodes = episodes_at_ga = 0.0  # per environment
+    generation = 0
     obs[0], dones[0] = envs.reset(), True
-    global_step, start_time = 0, time.time()
-    for iteration in range(1, args.num_iterations + 1):
+    if args.resume:
+        agent.load_state_dict(saved["agent"])
+        optimizer.load_state_dict(saved["optimizer"])
+        envs.load_state_dict(saved["envs"])
+        running = ("obs", "dones", "lstm_state", "latest")
+        obs[0], dones[0], lstm_state, latest = (saved[key].to(device) for key in running)
+        # EPO
+        vars(fitness).update({k: v.to(device) if torch.is_tensor(v) else v for k, v in saved["fitness"].items()})
+        vars(heredity).update(saved["heredity"])
+        episodes, episodes_at_ga, generation = saved["ages"]
+        set_random_state(saved["random"])
+    stop = StopSignal()
+    for iteration in range(first_iteration, args.num_iterations + 1):
         # --------------------------------------------------------------------------------------------------------------
         # EPO: evolution
         # --------------------------------------------------------------------------------------------------------------
@@ -516,11 +800,16 @@ def main(argv=None):
         else:
             fires = gap > args.ga_threshold * unit  # EPO Eq. 3
         lineage = []
-        if fires and episodes >= args.ga_warmup and gap.isfinite():  # every follower's fitness is known
-            lineage = genetic_algorithm_step(agent.latents, agent_fitness, optimizer, args)
-            fitness.new_genome([child for child, _, _ in lineage])
-            episodes_at_ga = episodes
-            writer.add_text("evolution/lineage", "; ".join(f"{c} <- {i}, {j}" for c, i, j in lineage), global_step)
+        if gap.isfinite():  # every follower's fitness is known
+            heredity.grow(agent_fitness)
+            if fires and episodes >= args.ga_warmup:
+                lineage = genetic_algorithm_step(agent.latents, agent_fitness, optimizer, args)
+                fitness.new_genome([child for child, _, _ in lineage])
+                heredity.born(lineage, agent_fitness)
+                episodes_at_ga, generation = episodes, generation + 1
+                children = "; ".join(f"{child} <- {i}, {j}" for child, i, j in lineage)
+                numbers = " ".join(f"{x:.3g}" for x in agent_fitness.tolist())
+                family = f"{generation}: {children}; fitness {numbers}"
 
         # --------------------------------------------------------------------------------------------------------------
         # Rollout
@@ -586,11 +875,16 @@ def main(argv=None):
         batch["returns"] = agent.value_rms.normalize(batch["returns"])
         advantages = batch["advantages"]
         batch["advantages"] = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
+        diagnostics, images = {}, {}
+        if args.diagnostics_interval and iteration % args.diagnostics_interval == 0:
+            diagnostics, matrix = diagnose(agent, batch, args)
+            images["population/kl_matrix"] = kl_image(matrix)
 
         # --------------------------------------------------------------------------------------------------------------
         # Update
         # --------------------------------------------------------------------------------------------------------------
-        stats = []
+        stats, before = [], copy.deepcopy({"agent": agent.state_dict(), "optimizer": optimizer.state_dict()})
+        before["random"] = random_state()
         for _ in range(args.update_epochs):
             kls = []
             columns = torch.randperm(batch["obs"].shape[1], device=device)
@@ -613,7 +907,7 @@ def main(argv=None):
                 loss = loss * weight / weight.mean().clamp(min=1e-8)
                 optimizer.zero_grad()
                 loss.mean().backward()
-                nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
+                grad_norm = nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
                 optimizer.step()
 
                 with torch.no_grad():
@@ -622,9 +916,20 @@ def main(argv=None):
                     on_policy = 1 - mb["is_offpolicy"]  # off-policy rows were acted by somebody else
                     kls.append((kl * on_policy).sum() / on_policy.sum().clamp(min=1))
                     clipfrac = (clipped_ratio != ratio).float()
-                    stats.append(torch.stack([x.mean() for x in (pg_loss, v_loss, entropy, bounds_loss, clipfrac)]))
+                    losses = (pg_loss, v_loss, entropy, bounds_loss, clipfrac, grad_norm)
+                    stats.append(torch.stack([x.mean() for x in losses]))
             kl, group = torch.stack(kls).mean().item(), optimizer.param_groups[0]
             group["lr"] = adapt_learning_rate(group["lr"], kl, args.kl_threshold)
+        loss_names = ("policy_loss", "value_loss", "entropy", "bounds_loss", "clipfrac", "grad_norm")
+        losses = dict(zip((f"losses/{name}" for name in loss_names), torch.stack(stats).T))
+        broken = [k for k, x in {"observations": obs, "rewards": rewards, **losses}.items() if not x.isfinite().all()]
+        if broken:
+            fault = {"args": vars(args), "iteration": iteration, "batch": batch, **before}
+            torch.save(fault, os.path.join(folder, "fault.pt"))
+            found = f"iteration {iteration}: {', '.join(broken)} not finite"
+            print(f"{found}; {folder}/fault.pt has the batch and what the update began with", file=sys.stderr)
+            stop.restore()
+            sys.exit(1)
         agent.obs_rms.update(obs[:-1])
         obs[0], dones[0] = obs[T], dones[T]
 
@@ -639,8 +944,7 @@ def main(argv=None):
         leader_return, _, leader_objective = agent_means[:, LEADER].tolist()
         scalars = dict(zip(("charts/episodic_return", "charts/episodic_length", "charts/objective"), means_finished))
         scalars.update({f"charts/{key}": float(value) for key, value in info["metrics"].items()})
-        loss_names = ("policy_loss", "value_loss", "entropy", "bounds_loss", "clipfrac")
-        scalars.update(zip((f"losses/{name}" for name in loss_names), torch.stack(stats).mean(0).tolist()))
+        scalars.update({key: x.mean().item() for key, x in losses.items()})
         scalars.update({
             "charts/leader_return": leader_return,
             "charts/leader_objective": leader_objective,
@@ -648,9 +952,11 @@ def main(argv=None):
             "charts/episodes": count,
             "evolution/fired": bool(lineage),
             "evolution/replaced": len(lineage),
+            "evolution/child_success": heredity.statistics()[0],
+            "evolution/heritability": heredity.statistics()[1],
             "evolution/fitness_gap": gap.item(),
             "evolution/threshold": args.ga_threshold * unit.item(),
-            "population/objective_median": agent_means[2].median().item(),
+            "population/objective_median": agent_means[2].quantile(0.5).item(),
             "population/objective_worst": agent_means[2].min().item(),
             "population/latent_distance": (agent.latents[1:] - agent.latents[LEADER]).norm(dim=1).mean().item(),
             "charts/SPS": sps,
@@ -659,17 +965,42 @@ def main(argv=None):
             "losses/explained_variance": explained_variance.item(),
             "perf/rollout_s": update_start - rollout_start,
             "perf/update_s": now - update_start,
+            **{key: float(value) for key, value in diagnostics.items()},
         })
-        for key, value in scalars.items():
-            if math.isfinite(value):  # no episode has finished yet: nothing to say
-                writer.add_scalar(key, value, global_step)
+        try:
+            for key, value in scalars.items():
+                if math.isfinite(value):  # no episode has finished yet: nothing to say
+                    writer.add_scalar(key, value, global_step)
+            for key, image in images.items():
+                writer.add_image(key, image, global_step)
+            if lineage:  # EPO
+                writer.add_text("evolution/lineage", family, global_step)
+            writer.flush()
+        except OSError as error:
+            print(f"no log: {error}; training goes on", file=sys.stderr)
+        stopping = stop.signum  # a signal that comes after this waits for the next iteration
+        if stopping or iteration == args.num_iterations or iteration % (args.checkpoint_interval or math.inf) == 0:
+            save_checkpoint(folder, {
+                "script": SCRIPT, "args": vars(args), "iteration": iteration, "global_step": global_step,
+                "seconds": now - start_time, "agent": agent.state_dict(), "optimizer": optimizer.state_dict(),
+                "envs": envs.state_dict(), "obs": obs[0].clone(), "dones": dones[0].clone(),
+                "lstm_state": lstm_state, "latest": latest,
+                # EPO
+                "fitness": vars(fitness), "heredity": vars(heredity), "ages": [episodes, episodes_at_ga, generation],
+            })  # fmt: skip
         left = int((now - start_time) / iteration * (args.num_iterations - iteration))
         print(
             f"{global_step:>13,} steps {iteration / args.num_iterations:6.1%} | return {leader_return:9.2f} | "
             f"objective {leader_objective:7.2f} | {sps:>7,} SPS | {timedelta(seconds=left)} left",
             flush=True,
         )
+        if stopping:
+            print(f"stopped; to go on: --resume {folder}", flush=True)
+            break
+    stop.restore()
     writer.close()
+    if stopping:
+        sys.exit(128 + stopping)
 
 
 if __name__ == "__main__":

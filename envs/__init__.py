@@ -9,11 +9,18 @@ import sys
 from envs.base import VectorEnv
 
 TASKS = {
+    "AllegroHand": "envs.tasks.in_hand:AllegroHand",
     "AllegroKukaRegrasping": "envs.tasks.allegro_kuka:AllegroKukaRegrasping",
+    "AllegroKukaReorientation": "envs.tasks.allegro_kuka:AllegroKukaReorientation",
+    "AllegroKukaThrow": "envs.tasks.allegro_kuka:AllegroKukaThrow",
+    "Ant": "envs.tasks.locomotion:Ant",
+    "Anymal": "envs.tasks.anymal:Anymal",
     "Cartpole": "envs.tasks.cartpole:Cartpole",
     "FrankaCubePush": "envs.tasks.franka_cube:FrankaCubePush",
     "FrankaCubeStack": "envs.tasks.franka_cube:FrankaCubeStack",
+    "Humanoid": "envs.tasks.locomotion:Humanoid",
     "Moat": "envs.tasks.moat:Moat",
+    "ShadowHand": "envs.tasks.in_hand:ShadowHand",
 }
 ENGINES = {"mujoco": "mujoco"}  # name -> the package that it needs
 

@@ -15,6 +15,8 @@ class VectorEnv:
     max_episode_steps: int  # control steps after which an episode is truncated
     fitness_floor = 1.0  # smallest spread of the objective that counts as a difference (EPO Eq. 3)
     engine_name = "torch"  # what steps the physics, for the first terminal line
+    frame_rate = 60  # control steps per second, for films
+    curriculum = ()  # names of the tensors that a curriculum moves: an evaluation takes them over from training
 
     def __init__(self, num_envs, device, seed):
         self.num_envs = num_envs

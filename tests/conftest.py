@@ -1,5 +1,6 @@
-"""For test_math and test_identities: a small task, and runs of a script that write down what happened."""
+"""A small task, and runs of a script that write down what happened."""
 
+import copy
 from types import SimpleNamespace
 
 import pytest
@@ -42,19 +43,30 @@ TINY_POPULATION = f"{TINY} --num-agents 4 --latent-dim 5 --max-ent-coef 0.3"
 
 
 @pytest.fixture
+def float64(monkeypatch):
+    """Everything in double precision, `.float()` included, so that little can hide behind rounding."""
+    monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+@pytest.fixture
 def train(tmp_path, monkeypatch):
     """train(script, flags) runs script.main(flags) in an empty folder and returns what happened:
 
-    agent, optimizer     the script's own, at the end of the run
+    agent, optimizer     the script's own, at the end of the run; args: the run's
     steps[t]             obs, action, logprob, reward, terminated, truncated, final_obs, next_obs, objective (N, ...)
-    minibatches[i]       just before the step: params, buffers, lr, grads (unclipped); obs, action, agent_ids, logprob
+    minibatches[i]       just before the step: params, buffers, lr, grads (unclipped); obs, action, agent_ids, logprob;
+                         pull: the same four of cpo's pull, or None
     sampled[iteration]   (columns, learners) of the off-policy data
     generations[i]       iteration, fitness, lineage, latents, parameter of the i-th genetic algorithm step
+    discriminators[i]    cpo's in iteration i, before its step
     """
     monkeypatch.chdir(tmp_path)
 
     def train(script, flags):
-        run = SimpleNamespace(steps=[], minibatches=[], sampled=[], generations=[])
+        run = SimpleNamespace(steps=[], minibatches=[], sampled=[], generations=[], discriminators=[])
         with monkeypatch.context() as patch:
             record(script, run, patch)
             script.main(flags.split())
@@ -67,7 +79,7 @@ def record(script, run, patch):
     """Put recorders around what main() calls by name."""
     make, agent_class = script.tasks.make, script.Agent
     clip, adam = torch.nn.utils.clip_grad_norm_, torch.optim.Adam
-    current = SimpleNamespace(obs=None, acted=None, learned=None)
+    current = SimpleNamespace(obs=None, acted=None, learned=[])
 
     def recorded_make(*args):
         envs = make(*args)
@@ -89,7 +101,8 @@ def record(script, run, patch):
         return envs
 
     def recorded_agent(*args):
-        run.agent = agent = agent_class(*args)
+        run.agent, run.args = agent_class(*args), args[-1]
+        agent = run.agent
         agent.actor.weight.data *= 4.0  # some action means leave +-1.1 from the start
         forward = agent.get_action_and_value
 
@@ -97,7 +110,8 @@ def record(script, run, patch):
             action, logprob, *rest = outputs = forward(obs, *inputs)
             if torch.is_grad_enabled():  # a minibatch
                 agent_ids = inputs[0] if hasattr(agent, "latents") else torch.zeros(1, obs.shape[1], dtype=torch.long)
-                current.learned = dict(obs=obs, action=action, agent_ids=agent_ids, logprob=logprob.detach().clone())
+                seen = dict(obs=obs, action=action, agent_ids=agent_ids, logprob=logprob.detach().clone())
+                current.learned.append(seen)
             elif len(obs) == 1:  # a step of the rollout
                 current.acted = dict(action=action[0], logprob=logprob[0])
             return outputs
@@ -111,12 +125,15 @@ def record(script, run, patch):
 
     def recorded_clip(parameters, *args):
         params = dict(run.agent.named_parameters())
+        learned, *pull = current.learned
+        current.learned = []
         run.minibatches.append(SimpleNamespace(
             params={key: value.detach().clone() for key, value in params.items()},
             grads={key: value.grad.clone() for key, value in params.items()},
             buffers={key: value.clone() for key, value in run.agent.named_buffers()},
             lr=run.optimizer.param_groups[0]["lr"],
-            **current.learned,
+            pull=SimpleNamespace(**pull[0]) if pull else None,
+            **learned,
         ))  # fmt: skip
         return clip(parameters, *args)
 
@@ -133,6 +150,15 @@ def record(script, run, patch):
             return run.sampled[-1]
 
         patch.setattr(script, "sample_offpolicy_columns", recorded_sample)
+
+    if hasattr(script, "discriminator_step"):
+        step = script.discriminator_step
+
+        def recorded_discriminator_step(discriminator, *args):
+            run.discriminators.append(copy.deepcopy(discriminator))
+            return step(discriminator, *args)
+
+        patch.setattr(script, "discriminator_step", recorded_discriminator_step)
 
     if hasattr(script, "genetic_algorithm_step"):
         evolve = script.genetic_algorithm_step

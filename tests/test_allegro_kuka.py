@@ -1,4 +1,4 @@
-"""AllegroKuka: every term and every rule with hand-made states and hand-computed numbers, then with physics."""
+"""AllegroKuka, what all its tasks share and Regrasping: rules with hand-made states and numbers, then with physics."""
 
 import math
 
@@ -30,22 +30,26 @@ class StillEngine:
         self.body_linvel, self.body_angvel = torch.zeros(num_envs, 6, 3), torch.zeros(num_envs, 6, 3)
         self.body_quat[:, :, 0] = 1.0
         self.body_pos[:, 0] = torch.tensor([0.0, 0.0, 2.0])
+        self.mocap = torch.zeros(num_envs, 1, 7)
 
     def step(self, ctrl, xfrc):
-        self.ctrl, self.xfrc = ctrl.clone(), xfrc.clone()
+        self.ctrl, self.xfrc = ctrl.clone(), xfrc
 
     def set_state(self, mask, qpos, qvel):
         self.qpos = torch.where(mask[:, None], qpos, self.qpos)
         self.qvel = torch.where(mask[:, None], qvel, self.qvel)
         self.body_pos[:, 5], self.body_quat[:, 5] = self.qpos[:, 23:26], self.qpos[:, 26:30]
 
+    def set_mocap(self, mask, pose):
+        self.mocap = torch.where(mask[:, None, None], pose, self.mocap)
+
 
 @pytest.fixture
 def make_still(monkeypatch):
     monkeypatch.setattr(task, "make_engine", lambda name, *args: StillEngine(*args))
 
-    def make(num_envs=3, seed=1):
-        env = task.AllegroKukaRegrasping(num_envs, "cpu", seed)
+    def make(num_envs=3, seed=1, env_class=task.AllegroKukaRegrasping):
+        env = env_class(num_envs, "cpu", seed)
         env.reset()
         return env
 
@@ -194,7 +198,7 @@ def test_success_begins_the_next_goal_within_the_step(make_still):
     assert abs(x) <= 0.1 and abs(y) <= 0.1 and 0.61 <= z <= 0.7
     assert env.lifted.tolist() == [False, True] and env.near_steps.tolist() == [0, 6]
     assert env.closest_keypoint[0].item() == pytest.approx((env.engine.qpos[0, 23:26] - env.goal[0, :3]).norm().item())
-    assert torch.allclose(env.closest_fingertip[0], env.distances()[0][0])
+    assert torch.allclose(env.closest_fingertip[0], env.fingertip_distance()[0])
     assert env.closest_keypoint[1].item() == 0.0 and env.closest_fingertip[1].tolist() == pytest.approx([0.001] * 4)
     assert torch.equal(env.engine.qpos[:, :23], joints) and torch.equal(env.engine.qvel[:, :23], velocity)
     assert torch.equal(env.engine.qvel[0, 23:], torch.zeros(6))
@@ -291,7 +295,7 @@ def test_metrics(make_still):
     env.tolerance.fill_(0.0425)
     put_object(env, 0, [0.0, 0.0, 0.8])
     put_object(env, 1, [0.0, 0.0, 0.55])
-    distance = env.distances()[0].mean().item()
+    distance = env.fingertip_distance().mean().item()
     env.successes[:] = 7.0
     env.term_sums[1, task.REWARD_TERMS.index("lift_bonus")] = 300.0
     env.finished_successes[0], env.episode_step[1] = 1.0, 399  # the second one's episode ends
@@ -447,7 +451,7 @@ def test_every_environment_has_the_object_of_its_number(make_still):
 
 def test_memories_start_from_the_reset_state(make_still):
     env = make_still(3)
-    fingertip_distance, keypoint_distance = env.distances()
+    fingertip_distance, keypoint_distance = env.fingertip_distance(), env.keypoint_distance()
     assert torch.equal(env.closest_fingertip, fingertip_distance)
     assert torch.equal(env.closest_keypoint, keypoint_distance)
     assert torch.allclose(keypoint_distance, (env.engine.qpos[:, 23:26] - env.goal[:, :3]).norm(dim=1))
@@ -458,7 +462,7 @@ def test_the_last_reward_is_observed_until_the_reset(make_still):
     assert env.observe()[:, 98].tolist() == [0.0, 0.0]
     put_object(env, 0, [0.0, 0.0, 0.09])
     for index in range(2):
-        env.closest_fingertip[index] = env.distances()[0][index] + torch.tensor([0.1, 0.0, 0.0, 0.0])
+        env.closest_fingertip[index] = env.fingertip_distance()[index] + torch.tensor([0.1, 0.0, 0.0, 0.0])
     obs, reward, terminated, _, info = act(env)
     assert terminated.tolist() == [True, False] and (reward > 4.0).all()
     assert torch.allclose(info["final_obs"][:, 98], 0.01 * reward)
@@ -485,9 +489,16 @@ def test_contract():
     assert torch.equal(info["final_obs"], obs)
 
 
-def test_observation_layout():
+CORNERS = np.array([[1, 1, 1], [1, 1, -1], [-1, -1, 1], [-1, -1, -1]])
+
+
+@pytest.mark.parametrize("env_id, pattern", [
+    ("AllegroKukaRegrasping", 0 * CORNERS[:1]), ("AllegroKukaThrow", 0 * CORNERS[:1]),
+    ("AllegroKukaReorientation", CORNERS),
+])  # fmt: skip
+def test_observation_layout(env_id, pattern):
     """Every slice against MuJoCo's own kinematics of the same state."""
-    env = envs.make(ENV_ID, 2, seed=3)
+    env = envs.make(env_id, 2, seed=3)
     env.reset()
     actions = random_actions(2, 0)
     for _ in range(5):
@@ -496,7 +507,8 @@ def test_observation_layout():
     env.lifted[1] = True
     obs = env.observe().double().numpy()
     for i in range(2):
-        model = scene.build_scene(scene.object_scales()[i]).compile()
+        model = env.engine.models[i]
+        scale = scene.object_scales(env.object_families)[i]
         data = mujoco.MjData(model)
         data.qpos[:], data.qvel[:] = env.engine.qpos[i].double().numpy(), env.engine.qvel[i].double().numpy()
         mujoco.mj_forward(model, data)
@@ -511,18 +523,23 @@ def test_observation_layout():
             w, x, y, z = data.body(name).xquat
             return [x, y, z, w, *spin_and_speed[3:], *spin_and_speed[:3]]
 
-        palm, box, goal = point("iiwa7_link_7", [0, -0.02, 0.16]), data.body("object").xpos, env.goal[i, :3].numpy()
+        palm, box = point("iiwa7_link_7", [0, -0.02, 0.16]), data.body("object").xpos
+        matrix = np.zeros(9)
+        mujoco.mju_quat2Mat(matrix, env.goal[i, 3:].double().numpy())
+        of_object = np.array([point("object", 0.0375 * scale * corner) for corner in pattern])
+        of_goal = [env.goal[i, :3].numpy() + matrix.reshape(3, 3) @ (0.0375 * scale * corner) for corner in pattern]
         offsets = [[0.05, 0.005, 0]] * 3 + [[0.06, 0.005, 0]]
         fingers = ["index_link_3", "middle_link_3", "ring_link_3", "thumb_link_3"]
         tips = np.array([point(name, offset) for name, offset in zip(fingers, offsets)])
         lower, upper = model.jnt_range[:23].T
         expected = [
             *(2 * (data.qpos[:23] - lower) / (upper - lower) - 1), *data.qvel[:23], *palm,
-            *motion("iiwa7_link_7"), *motion("object"), *(tips - palm).flatten(), *(box - palm), *(box - goal),
-            *scene.object_scales()[i], env.closest_keypoint[i], *env.closest_fingertip[i], float(i == 1),
-            math.log(5 / 10 + 1), math.log(4), 0.01 * reward[i],
+            *motion("iiwa7_link_7"), *motion("object"), *(tips - palm).flatten(),
+            *(of_object - palm).flatten(), *(of_object - of_goal).flatten(), *scale,
+            env.closest_keypoint[i], *env.closest_fingertip[i], float(i == 1), math.log(5 / 10 + 1),
+            math.log(4), 0.01 * reward[i],
         ]  # fmt: skip
-        assert len(expected) == 99
+        assert len(expected) == env.num_obs == 93 + 6 * len(pattern)
         assert obs[i] == pytest.approx(np.clip(np.array(expected, float), -10.0, 10.0), abs=2e-4)
         assert (env.closest_fingertip[i].numpy() <= np.linalg.norm(tips - box, axis=1) + 1e-5).all()
 
@@ -604,7 +621,8 @@ def test_render_shows_the_goal():
     except RuntimeError as error:
         pytest.skip(str(error))
     assert image.shape == (480, 640, 3) and image.dtype == np.uint8
-    env.goal[1, :3] = torch.tensor([0.0, 0.0, 1.0])
+    env.draw_goal = lambda: torch.tensor([0.0, 0.0, 1.0, 1.0, 0.0, 0.0, 0.0]).expand(2, 7)
+    env.set_goal(torch.tensor([False, True]))
     assert 50 < (image != env.render(1)).any(2).sum() < 5000  # a small ball, there and here
 
 

@@ -187,6 +187,63 @@ def test_the_models_own_sensors_are_read_and_forgotten_at_a_reset():
     assert torch.allclose(engine.sensors, 5.0 * ctrl.flip(1))
 
 
+def make_mocap(num_envs=4, substeps=3):
+    """As make(), with a plate of 1.2 x 0.4 x 0.1 m that has no joint, at first far away."""
+    spec = make_spec()
+    plate = spec.worldbody.add_body(name="plate", mocap=True, pos=[0, 0, -3])
+    plate.add_geom(type=GEOM.mjGEOM_BOX, size=[0.6, 0.2, 0.05])
+    return make_engine("mujoco", [spec], num_envs, substeps, BODIES, "cpu")
+
+
+def test_mocap_bodies_stand_where_they_are_put_and_stop_what_touches_them():
+    engine = make_mocap()
+    turned = math.sqrt(0.5)  # 90 degrees about y: the plate stands upright, 1.2 m high
+    poses = torch.tensor([[0.3, 1, 0, 0, 0], [0.3, turned, 0, turned, 0], [0.2, 1, 0, 0, 0], [0.1, 1, 0, 0, 0]])
+    poses = torch.cat([torch.zeros(4, 2), poses], 1)[:, None]
+    engine.set_mocap(torch.tensor([True, True, False, False]), poses)
+    qpos = engine.qpos.clone()
+    qpos[:, :3] = torch.tensor([0.0, 0.0, 1.1])
+    engine.set_state(torch.ones(4, dtype=torch.bool), qpos, torch.zeros(4, 8))
+    for _ in range(100):
+        engine.step(torch.zeros(4, 2))
+    top = torch.tensor([0.35, 0.9, 0.0, 0.0])
+    torch.testing.assert_close(engine.body_pos[:, 0, 2], top + 0.1, atol=3e-3, rtol=0.0)
+
+
+def test_mocap_poses_belong_to_the_state():
+    engine, other = make_mocap(), make_mocap()
+    poses = torch.tensor([0.0, 0.0, 0.2, 1.0, 0.0, 0.0, 0.0]).repeat(4, 1, 1)
+    engine.set_mocap(torch.tensor([True, False, True, False]), poses)
+    run(engine, controls(engine, 20))  # boxes land
+    state = engine.state_dict()
+    assert torch.equal(state["mocap"][0], poses[0, 0].double())
+    assert state["mocap"][1].tolist() == [0.0, 0.0, -3.0, 1.0, 0.0, 0.0, 0.0]
+    other.load_state_dict(state)
+    ctrl = controls(engine, 30, seed=3)
+    assert torch.equal(run(engine, ctrl), run(other, ctrl))
+    assert (engine.body_pos[[0, 2], 0, 2] > 0.3).all() and (engine.body_pos[[1, 3], 0, 2] < 0.2).all()
+
+
+def test_mocap_bodies_stay_through_resets_and_broken_worlds(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # MuJoCo writes MUJOCO_LOG.TXT where it runs
+    engine = make_mocap()
+    engine.set_mocap(torch.ones(4, dtype=torch.bool), torch.rand(4, 1, 7))
+    before = engine.state_dict()["mocap"]
+    engine.set_state(torch.tensor([True, False, False, False]), torch.rand(4, 9), torch.zeros(4, 8))
+    xfrc = torch.zeros(4, 3, 6)
+    xfrc[1, 0, 0] = math.nan
+    engine.step(torch.zeros(4, 2), xfrc)
+    assert engine.broken.tolist() == [False, True, False, False]
+    assert torch.equal(engine.state_dict()["mocap"], before)
+
+
+def test_mocap_bodies_cannot_be_read():
+    spec = make_spec()
+    spec.worldbody.add_body(name="plate", mocap=True)
+    with pytest.raises(ValueError, match="mocap"):
+        make_engine("mujoco", [spec], 2, 1, ["box", "plate"], "cpu")
+
+
 def test_state_dict_continues_to_the_bit():
     engine, other = make(), make()
     settle(engine)
@@ -238,6 +295,19 @@ def test_controls_that_are_not_finite_are_refused(value):
     with pytest.raises(ValueError, match="not finite"):
         engine.step(ctrl)
     assert torch.equal(before, engine.state_dict()["state"])
+
+
+def test_render_shows_mocap_bodies_where_they_are():
+    engine = make_mocap(2)
+    camera = mujoco.MjvCamera()
+    camera.lookat[:], camera.distance, camera.elevation = [0.0, 0.0, 0.5], 4.0, -20.0
+    try:
+        before = [engine.render(i, camera, 160, 120) for i in range(2)]
+    except RuntimeError as error:
+        pytest.skip(str(error))
+    engine.set_mocap(torch.tensor([True, False]), torch.tensor([0.0, 0.0, 1.0, 1.0, 0.0, 0.0, 0.0]).repeat(2, 1, 1))
+    after = [engine.render(i, camera, 160, 120) for i in range(2)]
+    assert (before[0] != after[0]).any(2).sum() > 100 and (before[1] == after[1]).all()
 
 
 def test_render_shows_the_worlds_own_model():

@@ -10,27 +10,28 @@ from dataclasses import fields
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+import cpo
 import envs
 import epo
 import ppo
 import sapg
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-SCRIPTS = [ppo, sapg, epo]
+SCRIPTS = [ppo, sapg, cpo, epo]
 TINY = {  # two iterations; the papers' LSTM is switched on and off by NETWORKS
     "Moat": "--env-id Moat --num-envs 64 --total-timesteps 2048",
     "Cartpole": "--env-id Cartpole --num-envs 64 --total-timesteps 2048",
     "AllegroKukaRegrasping": "--env-id AllegroKukaRegrasping --num-envs 8 --total-timesteps 256",
 }
 NETWORKS = {"mlp": "--no-lstm --hidden-sizes 16 16", "lstm": "--lstm --lstm-size 16 --hidden-sizes 16"}
-POPULATION = {ppo: "", sapg: "--num-agents 4", epo: "--num-agents 4"}
+POPULATION = {ppo: "", sapg: "--num-agents 4", cpo: "--num-agents 4", epo: "--num-agents 4"}
 PROGRESS = re.compile(
     r" *(?P<steps>[\d,]+) steps +(?P<percent>[\d.]+)% \| return +(-?[\d.]+|nan) \| objective +(-?[\d.]+|nan)"
     r" \| +[\d,]+ SPS \| (\d+ days?, )?\d+:\d\d:\d\d left"
 )
 
 every_script = pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.__name__)
-every_population = pytest.mark.parametrize("script", [sapg, epo], ids=lambda script: script.__name__)
+every_population = pytest.mark.parametrize("script", [sapg, cpo, epo], ids=lambda script: script.__name__)
 
 
 @pytest.fixture(autouse=True)
@@ -52,7 +53,7 @@ def the_run():
 
 
 def written(folder):
-    events = EventAccumulator(str(folder), size_guidance={"scalars": 0, "tensors": 0})
+    events = EventAccumulator(str(folder), size_guidance={"scalars": 0, "tensors": 0, "images": 0})
     events.Reload()
     return events
 
@@ -71,7 +72,7 @@ def test_runs_as_a_process(script, env_id):
     assert result.returncode == 0, result.stderr
     first, *progress = result.stdout.splitlines()
     num_envs, engine = 8 if "Kuka" in env_id else 64, "torch" if env_id == "Moat" else "mujoco"
-    assert re.match(rf"{env_id}: engine {engine}, cpu, \d+ cores?, {num_envs} environments\b", first)
+    assert re.match(rf"{env_id}: engine {engine}, cpu, \d+ threads, {num_envs} environments\b", first)
     assert "faster" not in first and ("24,576 on a GPU" in first) == ("Kuka" in env_id)
     lines = [PROGRESS.fullmatch(line) for line in progress]  # one per iteration
     assert [int(line["steps"].replace(",", "")) for line in lines] == [num_envs * 16, num_envs * 32]
@@ -95,23 +96,36 @@ LOSSES = "policy_loss value_loss entropy approx_kl clipfrac explained_variance b
 KEYS = {f"charts/{key}" for key in CHARTS.split()} | {f"losses/{key}" for key in LOSSES.split()}
 KEYS |= {"perf/rollout_s", "perf/update_s"}
 POPULATION_KEYS = {f"population/{key}" for key in ("objective_median", "objective_worst", "latent_distance")}
-EVOLUTION_KEYS = {f"evolution/{key}" for key in ("fired", "replaced", "fitness_gap", "threshold")}
+DIAGNOSTICS = "is_ratio_deviation is_ratio_deviation_max is_log_ratio_median ess_rate leader_is_nearest kl_to_leader"
+DIAGNOSTICS += " kl_to_leader_max latent_spread off_policy_used is_ratio_deviation_of_1 is_ratio_deviation_of_3"
+DIAGNOSTICS = {f"population/{key}" for key in DIAGNOSTICS.split()}
+COUPLING_KEYS = {"losses/awac_loss", "losses/discriminator_loss", "population/discriminator_accuracy"}
+EVOLUTION_KEYS = {f"evolution/{key}" for key in ("fired", "replaced", "fitness_gap", "threshold", "child_success")}
 
 
-@pytest.mark.parametrize("script, keys", [
-    (ppo, KEYS), (sapg, KEYS | POPULATION_KEYS), (epo, KEYS | POPULATION_KEYS | EVOLUTION_KEYS)
+@pytest.mark.parametrize("script, keys, flags", [
+    (ppo, KEYS, ""),
+    (sapg, KEYS | POPULATION_KEYS, ""),
+    (cpo, KEYS | POPULATION_KEYS | COUPLING_KEYS, "--adversarial-coef 0.1 --discriminator-sizes 8"),
+    (epo, KEYS | POPULATION_KEYS | EVOLUTION_KEYS, "--ga-interval 0.1 --ga-warmup 0.1"),
 ])  # fmt: skip
-def test_what_is_logged(script, keys):
-    evolve = " --ga-interval 0.1 --ga-warmup 0.1" if script is epo else ""
-    flags = "--no-cuda --env-id Moat --num-envs 64 --num-steps 32 --hidden-sizes 16 --total-timesteps 20480"
-    script.main((f"{flags} {POPULATION[script]}" + evolve).split())
+def test_what_is_logged(script, keys, flags):
+    flags += " --no-cuda --env-id Moat --num-envs 64 --num-steps 32 --hidden-sizes 16 --total-timesteps 28672"
+    if script is not ppo:
+        flags += " --diagnostics-interval 4"
+    script.main(f"{flags} {POPULATION[script]}".split())
     events = written(the_run())
     assert keys <= set(events.Tags()["scalars"])
-    steps = [64 * 32 * i for i in range(1, 11)]  # Moat's clocks are out of phase: episodes end from the first step on
+    steps = [64 * 32 * i for i in range(1, 15)]  # Moat's clocks are out of phase: episodes end from the first step on
     for key in keys:
         logged = [event.step for event in events.Scalars(key)]
-        assert logged == steps or key in ("evolution/fitness_gap", "evolution/threshold")
-        assert 0 < len(logged) and set(logged) <= set(steps)  # those two: once every follower's fitness is known
+        late = ("evolution/fitness_gap", "evolution/threshold", "evolution/child_success")  # once fitness is known
+        assert logged == steps or key in late
+        assert 0 < len(logged) and set(logged) <= set(steps)
+    if script is not ppo:
+        for key in DIAGNOSTICS:
+            assert [event.step for event in events.Scalars(key)] == steps[3::4], key
+        assert [image.width for image in events.Images("population/kl_matrix")] == [4 * 24] * 3
     tensors = events.Tags()["tensors"]
     (hyperparameters,) = events.Tensors("hyperparameters/text_summary")
     table = hyperparameters.tensor_proto.string_val[0].decode()
@@ -120,7 +134,9 @@ def test_what_is_logged(script, keys):
         fired = sum(event.value for event in events.Scalars("evolution/fired"))
         lineage = events.Tensors("evolution/lineage/text_summary")
         assert fired == len(lineage) > 0
-        assert all(re.fullmatch(rb"\d+ <- \d+, \d+", event.tensor_proto.string_val[0]) for event in lineage)
+        for i, event in enumerate(lineage, 1):
+            text = event.tensor_proto.string_val[0].decode()
+            assert re.fullmatch(rf"{i}: [1-3] <- [1-3], [1-3]; fitness( [-.e\d]+){{4}}", text)
     else:
         assert not any(key.startswith("evolution") for key in tensors)
 
@@ -215,6 +231,7 @@ BAD = [  # flags, flag named, value named, what is valid
     (f"{MOAT_64} --update-epochs 0", "--update-epochs", "0", "at least 1"),
     (f"{MOAT_64} --critic-n-step -1", "--critic-n-step", "-1", "at least 0"),
     (f"{MOAT_64} --seed -1", "--seed", "-1", "at least 0"),
+    (f"{MOAT_64} --seed 4294967296", "--seed", "4294967296", r"below 2\*\*32"),
     (f"{MOAT_64} --gamma 1.5", "--gamma", "1.5", "at most 1"),
     (f"{MOAT_64} --gae-lambda 1.01", "--gae-lambda", "1.01", "at most 1"),
     (f"{MOAT_64} --hidden-sizes 64 0", "--hidden-sizes", r"(64, 0)", "at least 1"),
@@ -229,7 +246,16 @@ BAD_POPULATION = [
     (f"{MOAT_64} --num-agents -4", "--num-agents", "-4", "at least 1"),
     ("--env-id Moat --num-agents -3", "--num-agents", "-3", "at least 1"),
     (f"{MOAT_64} --num-agents 4 --latent-dim -1", "--latent-dim", "-1", "at least 0"),
-    (f"{MOAT_64} --num-agents 4 --off-policy-ratio 3.5", "--off-policy-ratio", "3.5", "at most 3\\b"),
+    (
+        f"{MOAT_64} --num-agents 4 --aggregation leader-follower --off-policy-ratio 3.5",
+        *("--off-policy-ratio", "3.5", "at most 3\\b"),
+    ),
+    (f"{MOAT_64} --num-agents 4 --diagnostics-interval -1", "--diagnostics-interval", "-1", "at least 0"),
+]
+BAD_COUPLING = [
+    (f"{MOAT_64} --num-agents 4 --off-policy-ratio 2", "--off-policy-ratio", "2.0", "at most 1\\b"),
+    (f"{MOAT_64} --num-agents 4 --awac-temperature 0", "--awac-temperature", "0.0", "greater than 0"),
+    (f"{MOAT_64} --num-agents 4 --discriminator-sizes", "--discriminator-sizes", "()", "one or more widths"),
 ]
 BAD_EVOLUTION = [
     (f"{MOAT_64} --num-agents 2", "--num-agents", "2", "at least 4"),
@@ -241,7 +267,9 @@ BAD_EVOLUTION = [
 
 @pytest.mark.parametrize("script, bad", [
     *[(script, (f"{POPULATION[script]} {bad[0]}", *bad[1:])) for script in SCRIPTS for bad in BAD],
-    *[(script, bad) for script in (sapg, epo) for bad in BAD_POPULATION],
+    *[(script, bad) for script in (sapg, cpo, epo) for bad in BAD_POPULATION],
+    (ppo, ("--env-id Moat --num-envs 1 --num-steps 1 --num-minibatches 1", "--num-steps", "1", "at least 2")),
+    *[(cpo, bad) for bad in BAD_COUPLING],
     *[(epo, bad) for bad in BAD_EVOLUTION],
 ], ids=lambda x: x.__name__ if hasattr(x, "__name__") else " ".join(x[1:3]))  # fmt: skip
 def test_bad_input(script, bad, capsys):
@@ -321,11 +349,11 @@ def test_readmes_own_task_trains():
 
 def test_readmes_commands_are_valid():
     text = (ROOT / "README.md").read_text()
-    commands = re.findall(r"python (ppo|sapg|epo)\.py([^`\n]*)", text)
+    commands = re.findall(r"python (ppo|sapg|cpo|epo)\.py([^`\n]*)", text)
     assert ("epo", " --env-id AllegroKukaRegrasping --num-agents 64") in commands
     for script, flags in commands:
         if flags.strip() != "--help" and ":" not in flags:
-            {"ppo": ppo, "sapg": sapg, "epo": epo}[script].parse_args(["--no-cuda", *flags.split()])
+            {"ppo": ppo, "sapg": sapg, "cpo": cpo, "epo": epo}[script].parse_args(["--no-cuda", *flags.split()])
     for name in re.findall(r"(?:python|diff|pip install -r) ([\w/-]+\.\w+)", text):
         assert (ROOT / name).is_file(), name
 

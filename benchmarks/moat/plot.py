@@ -1,4 +1,4 @@
-"""Draw population.png and targets.png from the csv files, and print their tables: `python benchmarks/moat/plot.py`.
+"""Draw a picture of each csv file, and print their tables: `python benchmarks/moat/plot.py`.
 
 Needs matplotlib, which is not among the requirements.
 """
@@ -17,7 +17,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 
 
 def main():
-    for name in ("population", "targets"):
+    for name in ("population", "mu", "targets"):
         curves = defaultdict(lambda: defaultdict(list))  # label -> seed -> [(step, objective)]
         with (HERE / f"{name}.csv").open() as file:
             for row in csv.DictReader(file):

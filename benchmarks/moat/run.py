@@ -1,4 +1,4 @@
-"""Run the Moat experiments of benchmarks/README.md: `python benchmarks/moat/run.py population|targets [--workers 2]`.
+"""Run an experiment of benchmarks/README.md on Moat: `python benchmarks/moat/run.py population [--workers 2]`.
 
 Every run is a script of this repository in a subprocess on one thread; its leader's objective, read from TensorBoard,
 is appended to {experiment}.csv as rows of name, seed, step, leader_objective, generations. Runs already in the csv are
@@ -21,14 +21,23 @@ ROOT = HERE.parents[1]
 RELEASED, PAPER_MU = ["--critic-n-step", "0", "--no-off-policy-mu"], ["--critic-n-step", "0", "--off-policy-mu"]
 PAPER_N_STEP = ["--critic-n-step", "3", "--no-off-policy-mu"]
 PAPER = ["--critic-n-step", "3", "--off-policy-mu"]
-EXPERIMENTS = {  # name -> (seeds, {label: command}); the population runs use the papers' forms
+RANDOM = "benchmarks/moat/epo_random_fitness.py"
+EXPERIMENTS = {  # name -> (seeds, {label: command})
     "population": (10, {
-        "PPO": ["ppo.py", "--critic-n-step", "3"],
+        "PPO": ["ppo.py"],
+        "SAPG-6": ["sapg.py", "--num-agents", "6"],
+        "SAPG-48": ["sapg.py", "--num-agents", "48"],
+        "CPO-6": ["cpo.py", "--num-agents", "6"],
+        "CPO-48": ["cpo.py", "--num-agents", "48"],
+        "EPO-48": ["epo.py", "--num-agents", "48"],
+        "EPO-48 random fitness": [RANDOM, "--num-agents", "48"],
+    }),
+    "mu": (10, {
         "PPO, GAE target": ["ppo.py", "--critic-n-step", "0"],
         "SAPG-6": ["sapg.py", "--num-agents", "6", *PAPER],
         "SAPG-48": ["sapg.py", "--num-agents", "48", *PAPER],
         "EPO-48": ["epo.py", "--num-agents", "48", *PAPER],
-        "EPO-48 random fitness": ["benchmarks/moat/epo_random_fitness.py", "--num-agents", "48", *PAPER],
+        "EPO-48 random fitness": [RANDOM, "--num-agents", "48", *PAPER],
     }),
     "targets": (5, {
         "released": ["sapg.py", "--num-agents", "48", *RELEASED],

@@ -11,7 +11,8 @@ import torch
 from mujoco.rollout import Rollout
 
 STATE = mujoco.mjtState.mjSTATE_FULLPHYSICS.value  # time, qpos, qvel, activations
-CONTROL = mujoco.mjtState.mjSTATE_CTRL.value | mujoco.mjtState.mjSTATE_XFRC_APPLIED.value
+MOCAP = mujoco.mjtState.mjSTATE_MOCAP_POS.value | mujoco.mjtState.mjSTATE_MOCAP_QUAT.value
+CONTROL = mujoco.mjtState.mjSTATE_CTRL.value | mujoco.mjtState.mjSTATE_XFRC_APPLIED.value | MOCAP
 POSE = (  # the sensors of each body: 3 + 4 + 3 + 3 = 13 numbers
     mujoco.mjtSensor.mjSENS_FRAMEPOS,
     mujoco.mjtSensor.mjSENS_FRAMEQUAT,
@@ -40,6 +41,8 @@ class MujocoCpu:
     def __init__(self, models, num_envs, substeps, bodies, device):
         """models: mujoco.MjSpec, alike but for numbers (sizes, masses, gains); bodies: names of those to be read.
 
+        Mocap bodies are not read, since whoever put them somewhere knows where they are.
+
         One control step is `substeps` steps of the models' timestep. An iterable that makes the specs one by one needs
         far less memory than a list.
         """
@@ -57,6 +60,9 @@ class MujocoCpu:
             raise ValueError("the models of one engine must be alike but for numbers; these differ in structure")
         for model in self.models:  # a broken world must stay broken, so that `step` sees it
             model.opt.disableflags |= mujoco.mjtDisableBit.mjDSBL_AUTORESET.value
+        self._body_ids = [first.body(name).id for name in bodies]
+        if (first.body_mocapid[self._body_ids] >= 0).any():
+            raise ValueError("mocap bodies cannot be read")
         self._world_models = [self.models[i % len(self.models)] for i in range(num_envs)]
 
         affinity = getattr(os, "sched_getaffinity", None)  # Linux only
@@ -65,15 +71,16 @@ class MujocoCpu:
         self._data = [mujoco.MjData(first) for _ in range(self.num_threads)]
         self._readout_data = [mujoco.MjData(self._readout_model) for _ in range(self.num_threads)]
 
-        nstate, ncontrol = mujoco.mj_stateSize(first, STATE), mujoco.mj_stateSize(first, CONTROL)
-        self._initial = np.stack([_initial_state(model) for model in self.models])
-        self._state = self._initial[np.arange(num_envs) % len(self.models)]
-        self._trajectory = np.zeros((num_envs, substeps, nstate))
-        self._control = np.zeros((num_envs, substeps, ncontrol))
-        self._ctrl = self._control[:, :, : self.nu]
-        self._xfrc = self._control[:, :, self.nu :].reshape(num_envs, substeps, first.nbody, 6)  # a view
+        own = np.arange(num_envs) % len(self.models)
+        self._initial = np.stack([_initial(model, STATE) for model in self.models])
+        self._state = self._initial[own]
+        self._trajectory = np.zeros((num_envs, substeps, self._state.shape[1]))
+        self._control = np.stack([_initial(model, CONTROL) for model in self.models])[own, None].repeat(substeps, 1)
+        ends = np.cumsum([self.nu, 6 * first.nbody, 3 * first.nmocap])
+        self._ctrl, xfrc, self._mocap_pos, self._mocap_quat = np.split(self._control, ends, axis=2)  # views
+        self._mocap = self._control[:, :, ends[1] :]
+        self._xfrc = xfrc.reshape(num_envs, substeps, first.nbody, 6)  # a view too
         self._pushed = False  # whether _xfrc holds anything but zeros
-        self._body_ids = [first.body(name).id for name in bodies]
         self._pose_sensors = np.zeros((num_envs, 1, self._readout_model.nsensordata))
         self._model_sensors = np.zeros((num_envs, substeps, first.nsensordata))
 
@@ -135,13 +142,29 @@ class MujocoCpu:
         self.sensors[mask.to(self.device)] = 0.0
         self._refresh(rows)
 
+    def set_mocap(self, mask, pose):
+        """Put the mocap bodies of the worlds of mask (N,) bool at pose (N, M, 7): position (m), quaternion.
+
+        M counts them in the order of the model. They stay there, through set_state and broken worlds too, and nothing
+        moves them; what touches them is stopped as by a wall.
+        """
+        rows = np.flatnonzero(mask.cpu().numpy())
+        pose = pose.detach().cpu().numpy()[rows]
+        self._mocap_pos[rows] = pose[:, None, :, :3].reshape(len(rows), 1, self._mocap_pos.shape[2])
+        self._mocap_quat[rows] = pose[:, None, :, 3:].reshape(len(rows), 1, self._mocap_quat.shape[2])
+
     def state_dict(self):
-        """The physics state (N, ...) float64 and the sensors' readings: all that is needed to go on exactly."""
-        return {"state": torch.from_numpy(self._state.copy()), "sensors": self.sensors.clone()}
+        """The physics state and mocap poses (N, ...) float64, the sensors' readings: enough to go on exactly."""
+        return {
+            "state": torch.from_numpy(self._state.copy()),
+            "mocap": torch.from_numpy(self._mocap[:, 0].copy()),
+            "sensors": self.sensors.clone(),
+        }
 
     def load_state_dict(self, state):
         """Restore what `state_dict` returned."""
         self._state[:] = state["state"].cpu().numpy()
+        self._mocap[:] = state["mocap"].cpu().numpy()[:, None]
         self.sensors.copy_(state["sensors"])
         self._refresh(np.arange(self.num_envs))
 
@@ -149,7 +172,7 @@ class MujocoCpu:
         """World `index` as an (height, width, 3) uint8 numpy image, off-screen.
 
         camera: the name of a camera of the model, a mujoco.MjvCamera, or -1 for MuJoCo's free camera.
-        markers: where to draw mocap bodies, name -> position (3,) m.
+        markers: where to draw mocap bodies, name -> position (3,) m, or position and quaternion (7,).
         """
         model = self._world_models[index]
         key = (index % len(self.models), width, height)
@@ -159,8 +182,12 @@ class MujocoCpu:
             self._renderer, self._renderer_key = _make_renderer(model, width, height), key
         data = mujoco.MjData(model)
         mujoco.mj_setState(model, data, self._state[index], STATE)
-        for name, position in (markers or {}).items():
-            data.mocap_pos[model.body(name).mocapid[0]] = torch.as_tensor(position).cpu().numpy()
+        mujoco.mj_setState(model, data, self._mocap[index, 0], MOCAP)
+        for name, pose in (markers or {}).items():
+            mocap, pose = model.body(name).mocapid[0], torch.as_tensor(pose).cpu().numpy()
+            data.mocap_pos[mocap] = pose[:3]
+            if len(pose) == 7:
+                data.mocap_quat[mocap] = pose[3:]
         mujoco.mj_forward(model, data)
         self._renderer.update_scene(data, camera)
         return self._renderer.render()
@@ -205,10 +232,10 @@ def _make_readout(spec, bodies):
     return model
 
 
-def _initial_state(model):
+def _initial(model, kind):
     data = mujoco.MjData(model)
-    state = np.zeros(mujoco.mj_stateSize(model, STATE))
-    mujoco.mj_getState(model, data, state, STATE)
+    state = np.zeros(mujoco.mj_stateSize(model, kind))
+    mujoco.mj_getState(model, data, state, kind)
     return state
 
 

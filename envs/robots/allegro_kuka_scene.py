@@ -1,4 +1,4 @@
-"""The one-arm scene of the AllegroKuka tasks: KUKA with Allegro hand, a table, one free box and a goal marker."""
+"""The one-arm scene of the AllegroKuka tasks: KUKA with Allegro hand, a table, one free box and what shows the goal."""
 
 import itertools
 
@@ -36,18 +36,28 @@ OBJECT_DENSITY = 400.0  # kg / m^3
 OBJECT_START = (0.0, 0.0, 0.63)
 GOAL_RADIUS = 0.01875  # m
 
+# The bucket of Throw, an open frustum of twelve walls. Heights over its underside, radii to the inner corners, m.
+BUCKET_SIDES = 12
+BUCKET_FLOOR, BUCKET_FLOOR_RADIUS = 0.0099, 0.0705
+BUCKET_RIM, BUCKET_RIM_RADIUS, BUCKET_RIM_OUTER_RADIUS = 0.1977, 0.1034, 0.12
+BUCKET_WALL = 0.0142  # of flat shots at the outside 1.5 % come through at 4 m/s, 24 % at 7; walls of 3 cm halve that
+BUCKET_FLOOR_DEPTH = 0.04  # four times the original's, downwards: an object may fall 4 cm in a substep
+BUCKET_GOAL = 0.05  # height of the goal over the underside
 
-def object_scales():
-    """Scales of the task's 947 boxes (938 distinct), in multiples of OBJECT_BASE_SIZE along x, y, z: (947, 3).
 
-    Three families, edges in percent, limited in volume. World i uses row i mod 947; the order, that of the published
-    task, is by name and then shuffled once.
+def object_scales(families=("small", "big", "sticks")):
+    """Scales of the boxes of the task, in multiples of OBJECT_BASE_SIZE along x, y, z: (boxes, 3).
+
+    Edges in percent, limited in volume: 947 boxes (938 distinct) in all three families, 654 in "small". World i uses
+    row i modulo their number; the order, that of the published task, is by name and then shuffled once.
     """
     small = [100, 50, 66, 75, 90, 110, 125, 150, 175, 200, 250, 300]
     big = [100, 125, 150, 200, 250, 300, 350]
     sticks = [100, 50, 75, 200, 300, 400, 500, 600]
     named = []
     for family, edges, low, high in (("small", small, 1.0, 2.5), ("big", big, 2.5, 15.0), ("sticks", sticks, 2.5, 6.0)):
+        if family not in families:
+            continue
         boxes = []
         for box in itertools.product(edges, repeat=3):
             shortest, middle, longest = sorted(box)
@@ -61,9 +71,10 @@ def object_scales():
     return scales
 
 
-def build_scene(object_scale=(1.0, 1.0, 1.0)):
+def build_scene(object_scale=(1.0, 1.0, 1.0), goal="ball"):
     """The scene with a box of the given scale (3,) as a mujoco.MjSpec.
 
+    goal: what the mocap body GOAL_BODY looks like: a "ball" or a "copy" of the object, drawn only, or a "bucket".
     nu = 23; qpos (30) is the robot's 23 joints, then the object's position (3) and quaternion (4, wxyz); qvel (29)
     is 23, then linear (world axes) and angular (body axes) velocity of the object.
     """
@@ -93,11 +104,47 @@ def build_scene(object_scale=(1.0, 1.0, 1.0)):
     body.add_geom(
         name="object", type=mujoco.mjtGeom.mjGEOM_BOX, size=half_edges, density=OBJECT_DENSITY, rgba=(0.2, 0.5, 0.9, 1)
     )
-    # Drawn only; whoever renders says where.
-    goal = world.add_body(name=GOAL_BODY, mocap=True, pos=(0, 0, 0.9))
-    goal.add_geom(
-        type=mujoco.mjtGeom.mjGEOM_SPHERE, size=(GOAL_RADIUS, 0, 0), rgba=(0.2, 0.8, 0.3, 1), contype=0, conaffinity=0
-    )
+    _add_goal(world.add_body(name=GOAL_BODY, mocap=True), goal, half_edges)
     world.add_light(pos=(1, -1, 3), dir=(-0.3, 0.3, -1), castshadow=True)
-    world.add_camera(name="overview", pos=(0.95, -0.85, 1.15), xyaxes=(0.76, 0.65, 0, -0.235, 0.275, 0.93))
+    if goal == "bucket":  # it may stand far off on either side
+        world.add_camera(name="overview", pos=(0, -3.1, 2.2), xyaxes=(1, 0, 0, 0, 0.5, 0.87))
+    else:
+        world.add_camera(name="overview", pos=(0.95, -0.85, 1.15), xyaxes=(0.76, 0.65, 0, -0.235, 0.275, 0.93))
     return spec
+
+
+def _add_goal(body, goal, half_edges):
+    """What stands where the goal is. half_edges (3,) m of the object. The origin of `body` is the goal point."""
+    drawn = dict(rgba=(0.2, 0.8, 0.3, 0.5), contype=0, conaffinity=0)
+    if goal == "ball":
+        body.add_geom(type=mujoco.mjtGeom.mjGEOM_SPHERE, size=(GOAL_RADIUS, 0, 0), **drawn)
+    elif goal == "copy":
+        body.add_geom(type=mujoco.mjtGeom.mjGEOM_BOX, size=half_edges, **drawn)
+    else:
+        _add_bucket(body)
+
+
+def _add_bucket(body):
+    """Twelve walls and a floor that stop whatever touches them. A wall's inner face is exact."""
+    per_radius = np.cos(np.pi / BUCKET_SIDES)  # distance of a polygon's sides, per radius of its corners
+    low, high = BUCKET_FLOOR_RADIUS * per_radius, BUCKET_RIM_RADIUS * per_radius
+    slant = np.arctan2(high - low, BUCKET_RIM - BUCKET_FLOOR)
+    cos, sin = np.cos(slant), np.sin(slant)
+    length = BUCKET_RIM / cos
+    width = 2.0 * BUCKET_RIM_OUTER_RADIUS * np.sin(np.pi / BUCKET_SIDES)
+    # in the plane of the axis and a wall's middle: from the inner upper edge to the wall's centre
+    radius = high - length / 2 * sin + BUCKET_WALL / 2 * cos
+    height = BUCKET_RIM - length / 2 * cos - BUCKET_WALL / 2 * sin
+    rgba = (0.8, 0.35, 0.3, 0.35)  # one sees what is in it
+    for angle in 2.0 * np.pi * (np.arange(BUCKET_SIDES) + 0.5) / BUCKET_SIDES:
+        x, y = np.cos(angle), np.sin(angle)
+        body.add_geom(
+            type=mujoco.mjtGeom.mjGEOM_BOX, pos=(radius * x, radius * y, height - BUCKET_GOAL),
+            xyaxes=(cos * x, cos * y, -sin, -y, x, 0.0), size=(BUCKET_WALL / 2, width / 2, length / 2), rgba=rgba,
+        )  # fmt: skip
+    # Two crossed boxes: on a cylinder MuJoCo finds too few contacts for a box to lie still.
+    for x, y in ((low, low * 2 / 3), (low * 2 / 3, low)):
+        body.add_geom(
+            type=mujoco.mjtGeom.mjGEOM_BOX, pos=(0, 0, BUCKET_FLOOR - BUCKET_FLOOR_DEPTH / 2 - BUCKET_GOAL),
+            size=(x, y, BUCKET_FLOOR_DEPTH / 2), rgba=rgba,
+        )  # fmt: skip

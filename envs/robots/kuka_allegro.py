@@ -106,12 +106,12 @@ def add_kuka_allegro(spec, pos, yaw=0.0, prefix=""):
     for finger in FINGERS:
         links += [("%s_link_%d" % (finger, i), x) for i, x in enumerate(THUMB if finger == "thumb" else FINGER)]
     base_quat = (np.cos(yaw / 2), 0, 0, np.sin(yaw / 2))
-    parent = palm = _add_body(spec.worldbody, prefix + "iiwa7_base", pos, base_quat, *BASE)
+    parent = palm = add_body(spec.worldbody, prefix + "iiwa7_base", pos, base_quat, *BASE)
     for i, (name, (frame_pos, frame_quat, mass, com, inertia, shapes)) in enumerate(links):
         if name.endswith("link_0"):  # a finger's first link hangs on the palm
             parent = palm
             frame_pos, frame_quat = FINGER_FRAMES[name[: -len("_link_0")]]
-        body = _add_body(parent, prefix + name, frame_pos, frame_quat, mass, com, inertia, shapes)
+        body = add_body(parent, prefix + name, frame_pos, frame_quat, mass, com, inertia, shapes)
         if name == PALM_BODY:
             palm = body
         arm = i < len(ARM)
@@ -130,7 +130,8 @@ def add_kuka_allegro(spec, pos, yaw=0.0, prefix=""):
         spec.add_exclude(bodyname1=prefix + a, bodyname2=prefix + b)
 
 
-def _add_body(parent, name, pos, quat, mass, com, inertia, shapes):
+def add_body(parent, name, pos, quat, mass, com, inertia, shapes):
+    """Add a body of the tables above to its parent (mujoco.MjsBody) and return it."""
     # gravcomp: the tasks have no gravity on the robot.
     body = parent.add_body(name=name, pos=pos, quat=quat, mass=mass, ipos=com, fullinertia=inertia, gravcomp=1)
     body.explicitinertial = True

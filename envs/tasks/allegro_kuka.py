@@ -1,6 +1,7 @@
 """AllegroKuka: a KUKA arm with an Allegro hand lifts an object from a table and brings it to a goal, again and again.
 
-One file: what the tasks of the family share (`AllegroKukaBase`) and what a task adds (`AllegroKukaRegrasping`).
+One file: what the tasks of the family share (`AllegroKukaBase`), then what each adds (`AllegroKukaRegrasping`,
+`AllegroKukaThrow`, `AllegroKukaReorientation`).
 Shape letters: N num_envs, B bodies, F fingertips (4), K keypoints. Metres, seconds, radians; world z points up.
 Quaternions are w, x, y, z everywhere but in the observation, where they are x, y, z, w.
 """
@@ -23,11 +24,13 @@ TABLE_TOP, START_CLEARANCE = scene.TABLE_POS[2] + scene.TABLE_SIZE[2] / 2.0, 0.0
 FALL_HEIGHT = 0.1  # m: below it the object is lost
 GOAL_LOW, GOAL_HIGH = (-0.4, 0.0, 0.68), (0.4, 0.35, 1.05)
 KEYPOINT_SCALE = 1.5
+BUCKET_LOW, BUCKET_HIGH = (0.5, -1.0, 0.0), (0.9, 0.7, 1.0)  # of its underside, to the right or mirrored to the left
+HAND_RANGE = 1.5  # m: farther than this from a fingertip the object is lost
 
 LIFT_OFFSET, LIFT_THRESHOLD = 0.05 - scene.OBJECT_START[2], 0.15  # lifted: centre 0.20 m above the table top
 NEAR_FACTOR = 1.5  # near the goal: keypoint distance <= 1.5 * tolerance
 MAX_SUCCESSES = 50
-TOLERANCE_START, TOLERANCE_TARGET, TOLERANCE_FACTOR = 0.075, 0.01, 0.9  # m, m, -
+TOLERANCE_START, TOLERANCE_FACTOR = 0.075, 0.9  # m, -
 TOLERANCE_INTERVAL, TOLERANCE_SUCCESSES = 3000, 3.0  # control steps of the vectorised environment, mean successes
 
 REWARD_TERMS = ("lift", "lift_bonus", "fingertip", "keypoint", "goal", "arm_speed", "hand_speed")
@@ -107,22 +110,27 @@ def reward_terms(
 class AllegroKukaBase(VectorEnv):
     """What the tasks of the family share. Observation (93 + 6K), see `observe`; action (23): 7 arm, 16 hand joints.
 
-    A task sets the constants below and writes `draw_goal` and `begin_next_goal`. A goal is reached after
+    A task sets the constants below and changes the methods below the line where it differs. A goal is reached after
     `success_steps` steps near it; then the next one begins in the same episode and its clock restarts. The episode
-    terminates when the object falls (or the physics breaks), and is truncated `max_episode_steps` after the last
+    terminates when the object is lost (or the physics breaks), and is truncated `max_episode_steps` after the last
     success or at 50 successes.
     Objective: successes in the episode.
     """
 
     num_actions = NUM_JOINTS
+    curriculum = ("tolerance",)
     success_steps: int
     keypoint_pattern: tuple  # K corners (+-1, +-1, +-1) of the object's keypoint box; (0, 0, 0) is its centre
+    object_families = ("small", "big", "sticks")  # see scene.object_scales
+    goal_shape = "ball"  # see scene.build_scene
+    goal_box = (GOAL_LOW, GOAL_HIGH)  # corners of where goals lie, m
+    tolerance_target = 0.01  # m, the end of the curriculum
 
     def __init__(self, num_envs, device, seed, engine="mujoco"):
         super().__init__(num_envs, device, seed)
         self.num_obs = 93 + 6 * len(self.keypoint_pattern)
-        scales = scene.object_scales()
-        models = (scene.build_scene(scale) for scale in scales[:num_envs])
+        scales = scene.object_scales(self.object_families)
+        models = (scene.build_scene(scale, self.goal_shape) for scale in scales[:num_envs])
         bodies = [scene.PALM_BODY, *scene.FINGERTIP_BODIES, scene.OBJECT_BODY]
         self.engine = make_engine(engine, models, num_envs, scene.SUBSTEPS, bodies, self.device)
         self.engine_name = self.engine.name
@@ -137,7 +145,7 @@ class AllegroKukaBase(VectorEnv):
         self.joint_lower, self.joint_upper = tensor(scene.JOINT_LOWER), tensor(scene.JOINT_UPPER)
         self.palm_offset, self.fingertip_offsets = tensor(scene.PALM_OFFSET), tensor(scene.FINGERTIP_OFFSETS)
         self.object_start, self.start_range = tensor(scene.OBJECT_START), tensor(START_RANGE)
-        self.goal_low, self.goal_high = tensor(GOAL_LOW), tensor(GOAL_HIGH)
+        self.goal_low, self.goal_high = map(tensor, self.goal_box)
         self.object_scale = tensor(scales[np.arange(num_envs) % len(scales)])  # (N, 3), fixed
         keypoint_box = KEYPOINT_SCALE * scene.OBJECT_BASE_SIZE / 2.0 * self.object_scale
         self.keypoint_offsets = tensor(self.keypoint_pattern) * keypoint_box[:, None]  # (N, K, 3), object's frame
@@ -160,15 +168,31 @@ class AllegroKukaBase(VectorEnv):
         self.nan_worlds = torch.tensor(0, device=self.device)  # how often the physics broke so far
         self.step_metrics = {}
 
-    # ---------------------------------------------------------------- what a task writes
+    # ---------------------------------------------------------------- what a task may change
 
     def draw_goal(self):
         """A goal for every environment: position and quaternion (N, 7)."""
-        raise NotImplementedError
+        goal = torch.zeros(self.num_envs, 7, device=self.device)
+        goal[:, :3] = self.uniform(self.goal_low, self.goal_high, 3)
+        goal[:, 3] = 1.0
+        return goal
 
     def begin_next_goal(self, mask):
         """After a success: the next goal in the environments of mask (N,) bool, others untouched."""
-        raise NotImplementedError
+        self.place_object(mask, self.engine.qpos[:, :NUM_JOINTS], self.engine.qvel[:, :NUM_JOINTS])
+        self.set_goal(mask)
+
+    def lost(self, near, fingertip_distance):
+        """Where the object cannot be reached any more (N,) bool. near (N,) bool, fingertip_distance (N, F) m."""
+        return self.engine.body_pos[:, OBJECT, 2] < FALL_HEIGHT
+
+    def push(self):
+        """Draw this step's push. Returns forces and torques on the bodies in world axes (N, B, 6), or None."""
+        dice = self.uniform(0.0, 1.0)
+        self.push_force = next_push(self.push_force, self.push_probability, dice, self.normal(3))
+        wrench = torch.zeros(self.num_envs, OBJECT + 1, 6, device=self.device)
+        wrench[:, OBJECT, :3] = rotate(self.engine.body_quat[:, OBJECT], self.push_force)
+        return wrench
 
     # ---------------------------------------------------------------- one control step
 
@@ -176,7 +200,7 @@ class AllegroKukaBase(VectorEnv):
         self.target = drive_targets(self.target, action, self.joint_lower, self.joint_upper)
         self.engine.step(self.target, self.push())
         self.update_tolerance()
-        fingertip_distance, keypoint_distance = self.distances()
+        fingertip_distance, keypoint_distance = self.fingertip_distance(), self.keypoint_distance()
         terms, near, self.lifted, self.closest_fingertip, self.closest_keypoint = reward_terms(
             self.engine.body_pos[:, OBJECT, 2],
             fingertip_distance,
@@ -199,7 +223,7 @@ class AllegroKukaBase(VectorEnv):
         success = self.near_steps >= self.success_steps
         self.successes = self.successes + success
         self.episode_step.masked_fill_(success, 0)  # the clock runs per goal
-        terminated = broken | (self.engine.body_pos[:, OBJECT, 2] < FALL_HEIGHT)
+        terminated = broken | self.lost(near, fingertip_distance)
         truncated = self.successes >= MAX_SUCCESSES
         done = terminated | truncated | (self.episode_step >= self.max_episode_steps)
         self.finished_successes = torch.where(done, self.successes, self.finished_successes)
@@ -209,24 +233,20 @@ class AllegroKukaBase(VectorEnv):
         self.begin_next_goal(success & ~done)
         return reward, terminated, truncated
 
-    def push(self):
-        """Draw this step's push. Returns forces and torques on the bodies in world axes (N, B, 6)."""
-        dice = self.uniform(0.0, 1.0)
-        self.push_force = next_push(self.push_force, self.push_probability, dice, self.normal(3))
-        wrench = torch.zeros(self.num_envs, OBJECT + 1, 6, device=self.device)
-        wrench[:, OBJECT, :3] = rotate(self.engine.body_quat[:, OBJECT], self.push_force)
-        return wrench
-
     def normal(self, *shape):
         """Standard normal numbers from the environment's own generator, shape (N, *shape)."""
         return torch.randn(self.num_envs, *shape, generator=self.generator, device=self.device)
+
+    def random_rotation(self):
+        """Quaternions (N, 4), uniform over all rotations."""
+        return torch.nn.functional.normalize(self.normal(4))
 
     def update_tolerance(self):
         """Curriculum: a smaller goal zone once the finished episodes show that the present one is mastered."""
         self.tolerance_age = self.tolerance_age + 1
         mastered = self.finished_successes.mean() >= TOLERANCE_SUCCESSES
         ready = mastered & (self.tolerance_age >= TOLERANCE_INTERVAL)
-        smaller = (TOLERANCE_FACTOR * self.tolerance).clamp(min=TOLERANCE_TARGET)
+        smaller = (TOLERANCE_FACTOR * self.tolerance).clamp(min=self.tolerance_target)
         self.tolerance = torch.where(ready, smaller, self.tolerance)
         self.tolerance_age = self.tolerance_age * ~ready
 
@@ -244,11 +264,14 @@ class AllegroKukaBase(VectorEnv):
         of_goal = self.goal[:, None, :3] + rotate(self.goal[:, None, 3:], self.keypoint_offsets)
         return of_object, of_goal
 
-    def distances(self):
-        """Fingertips to the object's centre (N, F) and the farthest keypoint to its goal (N,), m."""
-        fingertip_distance = (self.fingertips() - self.engine.body_pos[:, OBJECT, None]).norm(dim=2)
+    def fingertip_distance(self):
+        """From the fingertips to the object's centre (N, F) m."""
+        return (self.fingertips() - self.engine.body_pos[:, OBJECT, None]).norm(dim=2)
+
+    def keypoint_distance(self):
+        """From the farthest keypoint to its goal (N,) m."""
         of_object, of_goal = self.keypoints()
-        return fingertip_distance, (of_object - of_goal).norm(dim=2).amax(1)
+        return (of_object - of_goal).norm(dim=2).amax(1)
 
     def observe(self):
         """The observation (N, 93 + 6K), clamped to +-10; positions in world axes."""
@@ -304,22 +327,21 @@ class AllegroKukaBase(VectorEnv):
     def place_object(self, mask, joint_pos, joint_vel):
         """Put the object above the table at random, at rest, and the joints (N, 23) where given."""
         position = self.object_start + self.start_range * self.uniform(-1.0, 1.0, 3)
-        quaternion = torch.nn.functional.normalize(self.normal(4))  # uniform over all rotations
+        quaternion = self.random_rotation()
         lowest = TABLE_TOP + START_CLEARANCE + half_height(quaternion, scene.OBJECT_BASE_SIZE * self.object_scale)
         position[:, 2] = torch.maximum(position[:, 2], lowest)  # else long objects would start inside the table
         at_rest = torch.zeros(self.num_envs, 6, device=self.device)
         qpos, qvel = torch.cat([joint_pos, position, quaternion], 1), torch.cat([joint_vel, at_rest], 1)
         self.engine.set_state(mask, qpos, qvel)
         self.lifted = self.lifted & ~mask
-        fingertip_distance, _ = self.distances()
-        self.closest_fingertip = torch.where(mask[:, None], fingertip_distance, self.closest_fingertip)
+        self.closest_fingertip = torch.where(mask[:, None], self.fingertip_distance(), self.closest_fingertip)
 
     def set_goal(self, mask):
         """Draw a new goal; progress towards it counts from the present state."""
         self.goal = torch.where(mask[:, None], self.draw_goal(), self.goal)
+        self.engine.set_mocap(mask, self.goal[:, None])
         self.near_steps = self.near_steps.masked_fill(mask, 0)
-        _, keypoint_distance = self.distances()
-        self.closest_keypoint = torch.where(mask, keypoint_distance, self.closest_keypoint)
+        self.closest_keypoint = torch.where(mask, self.keypoint_distance(), self.closest_keypoint)
 
     # ---------------------------------------------------------------- score, log, checkpoint
 
@@ -327,8 +349,9 @@ class AllegroKukaBase(VectorEnv):
         return self.successes.clone()
 
     def record_metrics(self, fingertip_distance):
-        progress = (TOLERANCE_START - self.tolerance) / (TOLERANCE_START - TOLERANCE_TARGET)
-        weight = torch.where(self.tolerance > TOLERANCE_TARGET, 0.01, 1.0)  # first narrow the zone, then score
+        span = TOLERANCE_START - self.tolerance_target or 1.0  # without a curriculum nothing is missing
+        progress = 1.0 - (self.tolerance - self.tolerance_target) / span
+        weight = torch.where(self.tolerance > self.tolerance_target, 0.01, 1.0)  # first narrow the zone, then score
         true_objective = progress + weight * self.finished_successes
         self.step_metrics = {
             "success_tolerance": self.tolerance,
@@ -354,7 +377,7 @@ class AllegroKukaBase(VectorEnv):
         self.engine.load_state_dict(state["engine"])
 
     def render(self, index):
-        return self.engine.render(index, camera="overview", markers={scene.GOAL_BODY: self.goal[index, :3]})
+        return self.engine.render(index, camera="overview")
 
 
 class AllegroKukaRegrasping(AllegroKukaBase):
@@ -362,14 +385,48 @@ class AllegroKukaRegrasping(AllegroKukaBase):
 
     max_episode_steps = 400  # since the last success
     success_steps = 30
+    keypoint_pattern = ((0.0, 0.0, 0.0),)  # orientation does not matter
+
+
+class AllegroKukaThrow(AllegroKukaBase):
+    """Throw a small object into a bucket; after every success it lies on the table again and the bucket elsewhere."""
+
+    max_episode_steps = 300  # since the last success
+    success_steps = 5
     keypoint_pattern = ((0.0, 0.0, 0.0),)
+    object_families = ("small",)
+    goal_shape = "bucket"
+    goal_box = (BUCKET_LOW, BUCKET_HIGH)
+    tolerance_target = TOLERANCE_START  # no curriculum
 
     def draw_goal(self):
-        position = self.uniform(self.goal_low, self.goal_high, 3)
-        upright = torch.zeros(self.num_envs, 4, device=self.device)
-        upright[:, 0] = 1.0  # one keypoint at the centre: orientation does not matter
-        return torch.cat([position, upright], 1)
+        goal = super().draw_goal()
+        goal[:, 0] *= torch.where(self.uniform(0.0, 1.0) < 0.5, 1.0, -1.0)
+        goal[:, 2] += scene.BUCKET_GOAL
+        return goal
+
+    def lost(self, near, fingertip_distance):
+        return super().lost(near, fingertip_distance) & ~near  # not while it lies in a low bucket
+
+    def push(self):
+        return None
+
+
+class AllegroKukaReorientation(AllegroKukaBase):
+    """Bring the object to a pose in the air; after every success to the next one, with the object where it is."""
+
+    max_episode_steps = 600  # since the last success
+    success_steps = 1
+    keypoint_pattern = ((1.0, 1.0, 1.0), (1.0, 1.0, -1.0), (-1.0, -1.0, 1.0), (-1.0, -1.0, -1.0))
+    goal_shape = "copy"
+
+    def draw_goal(self):
+        goal = super().draw_goal()
+        goal[:, 3:] = self.random_rotation()
+        return goal
 
     def begin_next_goal(self, mask):
-        self.place_object(mask, self.engine.qpos[:, :NUM_JOINTS], self.engine.qvel[:, :NUM_JOINTS])
         self.set_goal(mask)
+
+    def lost(self, near, fingertip_distance):
+        return super().lost(near, fingertip_distance) | (fingertip_distance > HAND_RANGE).any(1)

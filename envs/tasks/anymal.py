@@ -1,0 +1,137 @@
+"""Anymal: ANYmal C, a quadruped of 52 kg, walks on flat ground at a commanded velocity.
+
+Shape letters: N num_envs. Metres, seconds, radians; world z points up. Quaternions are w, x, y, z.
+"""
+
+import torch
+
+from envs.base import VectorEnv
+from envs.engines import make_engine
+from envs.robots import anymal as robot
+
+NUM_JOINTS = 12
+ACTION_SCALE = 0.5  # rad: an action of 1 moves a joint's target this far from the default pose
+COMMAND_RANGE = (2.0, 1.0, 1.0)  # forward and sideways velocity (m/s), yaw rate (rad/s): uniform within +-
+RESET_FACTOR = (0.5, 1.5)  # a start pose is the default one times this, per joint
+RESET_VELOCITY = 0.1  # rad/s
+
+LINEAR_SCALE, ANGULAR_SCALE, JOINT_VELOCITY_SCALE = 2.0, 0.25, 0.05  # in the observation
+OBS_LIMIT = 5.0
+
+REWARD_TERMS = ("linear", "yaw", "torque")
+TRACKING_WIDTH = 0.25  # of both Gaussians: (m/s)^2, (rad/s)^2
+FALL_FORCE = 1.0  # N: more on the base or a thigh is a fall
+
+
+def rotate_inverse(quaternion, vector):
+    """World axes to body axes: turn vector (N, 3) by the inverse of quaternion (N, 4)."""
+    w, xyz = quaternion[:, :1], quaternion[:, 1:]
+    twice = 2.0 * torch.linalg.cross(vector, xyz)
+    return vector + w * twice + torch.linalg.cross(twice, xyz)
+
+
+def reward_terms(command, linear, angular, torque):
+    """The reward of one control step before it is cut off at 0, term by term: name -> (N,).
+
+    command (N, 3): forward, sideways (m/s), yaw rate (rad/s); linear, angular (N, 3): velocity in base axes;
+    torque (N, 12), N m.
+    """
+    linear_error = (command[:, :2] - linear[:, :2]).square().sum(1)
+    yaw_error = (command[:, 2] - angular[:, 2]).square()
+    return {
+        "linear": robot.CONTROL_PERIOD * torch.exp(-linear_error / TRACKING_WIDTH),
+        "yaw": robot.CONTROL_PERIOD * 0.5 * torch.exp(-yaw_error / TRACKING_WIDTH),
+        "torque": robot.CONTROL_PERIOD * -2.5e-5 * torque.square().sum(1),
+    }
+
+
+class Anymal(VectorEnv):
+    """Observation (48), see `observe`; action (12): joint targets about the default pose.
+
+    The command is drawn at the episode's begin and stays. Base or a thigh on the ground terminates. Objective: the
+    return; 75 is the most there is, of which standing still earns 13 on average.
+    """
+
+    num_obs, num_actions, max_episode_steps = 48, NUM_JOINTS, 2500
+    frame_rate = 50
+    fitness_floor = 4.0  # a twentieth of the highest return
+
+    def __init__(self, num_envs, device, seed, engine="mujoco"):
+        super().__init__(num_envs, device, seed)
+        # a free joint's coordinates are its body's pose and velocity: no body has to be read
+        self.engine = make_engine(engine, [robot.build_anymal()], num_envs, robot.SUBSTEPS, [], self.device)
+        self.engine_name = self.engine.name
+
+        def tensor(values):
+            return torch.as_tensor(values, dtype=torch.float32, device=self.device)
+
+        self.joint_default = tensor(robot.DEFAULT_POSE)
+        self.base_start = tensor([0.0, 0.0, robot.START_HEIGHT, 1.0, 0.0, 0.0, 0.0])
+        self.down = tensor([0.0, 0.0, -1.0])
+        self.command_range = tensor(COMMAND_RANGE)
+        self.command_scale = tensor([LINEAR_SCALE, LINEAR_SCALE, ANGULAR_SCALE])
+        self.command = torch.zeros(num_envs, 3, device=self.device)
+        self.action = torch.zeros(num_envs, NUM_JOINTS, device=self.device)  # the last one
+        self.nan_worlds = torch.tensor(0, device=self.device)  # how often the physics broke so far
+        self.step_metrics = {}
+
+    def reset_where(self, mask):
+        joint_pos = self.joint_default * self.uniform(*RESET_FACTOR, NUM_JOINTS)
+        joint_vel = self.uniform(-RESET_VELOCITY, RESET_VELOCITY, NUM_JOINTS)
+        command = self.command_range * self.uniform(-1.0, 1.0, 3)
+        self.command = torch.where(mask[:, None], command, self.command)
+        self.action = self.action.masked_fill(mask[:, None], 0.0)
+        at_rest = torch.zeros(self.num_envs, 6, device=self.device)
+        qpos = torch.cat([self.base_start.expand(self.num_envs, 7), joint_pos], 1)
+        self.engine.set_state(mask, qpos, torch.cat([at_rest, joint_vel], 1))
+
+    def advance(self, action):
+        self.action = action
+        self.engine.step(self.joint_default + ACTION_SCALE * action)
+        linear, angular = self.base_velocity()
+        torque = self.engine.sensors[:, :NUM_JOINTS]
+        contact_force = self.engine.sensors[:, NUM_JOINTS:].unflatten(1, (-1, 3)).norm(dim=2)
+        terms = reward_terms(self.command, linear, angular, torque)
+        reward = (terms["linear"] + terms["yaw"] + terms["torque"]).clamp(min=0.0)
+        broken = self.engine.broken
+        self.nan_worlds = self.nan_worlds + broken.sum()
+        self.step_metrics = {
+            "velocity_error": (self.command[:, :2] - linear[:, :2]).norm(dim=1).mean(),
+            "yaw_rate_error": (self.command[:, 2] - angular[:, 2]).abs().mean(),
+            "nan_worlds": self.nan_worlds,
+        }
+        for name in REWARD_TERMS:
+            self.step_metrics["reward_" + name] = terms[name].mean()
+        terminated = broken | (contact_force > FALL_FORCE).any(1)
+        return reward.masked_fill(broken, 0.0), terminated, torch.zeros_like(terminated)
+
+    def base_velocity(self):
+        """Linear and angular velocity of the base in its own axes, each (N, 3)."""
+        return rotate_inverse(self.engine.qpos[:, 3:7], self.engine.qvel[:, :3]), self.engine.qvel[:, 3:6]
+
+    def observe(self):
+        """The observation (N, 48), clamped to +-5; velocities and gravity in base axes."""
+        linear, angular = self.base_velocity()
+        obs = [
+            LINEAR_SCALE * linear,
+            ANGULAR_SCALE * angular,
+            rotate_inverse(self.engine.qpos[:, 3:7], self.down.expand(self.num_envs, 3)),
+            self.command_scale * self.command,
+            self.engine.qpos[:, 7:] - self.joint_default,
+            JOINT_VELOCITY_SCALE * self.engine.qvel[:, 6:],
+            self.action,
+        ]
+        return torch.cat(obs, 1).clamp(-OBS_LIMIT, OBS_LIMIT)
+
+    def metrics(self):
+        return self.step_metrics
+
+    def state_dict(self):
+        return {**super().state_dict(), "engine": self.engine.state_dict()}
+
+    def load_state_dict(self, state):
+        super().load_state_dict(state)
+        self.engine.load_state_dict(state["engine"])
+
+    def render(self, index):
+        return self.engine.render(index, camera="follow")

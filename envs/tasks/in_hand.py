@@ -1,0 +1,267 @@
+"""In-hand reorientation: a hand, palm up, turns a cube to a goal orientation, again and again.
+
+One file: what the tasks of the family share (`InHandBase`) and what a hand adds (`AllegroHand`).
+Shape letters: N num_envs, J joints, U actuated joints, F fingertips. Metres, seconds, radians; world z points up.
+Quaternions are w, x, y, z everywhere but in the observation, where they are x, y, z, w.
+"""
+
+import math
+
+import torch
+
+from envs.base import VectorEnv
+from envs.engines import make_engine
+from envs.robots import allegro_hand, shadow_hand
+from envs.robots import in_hand_scene as scene
+
+CUBE = 0  # place in the engine's body list; the fingertips follow
+RESET_RANGE = 0.2  # a start pose is this share of a uniform draw within the joint limits
+START_RANGE = 0.01  # m, per axis, of the cube's start
+MAX_DISTANCE = 0.24  # m from the goal position: farther away the cube is lost
+TOLERANCE = 0.1  # rad: nearer to the goal orientation is a success
+VELOCITY_SCALE, FORCE_SCALE = 0.2, 10.0  # of the observation
+OBS_LIMIT = 5.0
+GOAL_SHIFT = (-0.2, -0.06, 0.12)  # m, where the goal is drawn from where it is
+REWARD_TERMS = ("distance", "rotation", "action", "success")
+SMOOTHING = 0.1  # weight of the newest in consecutive_successes
+
+
+def multiply(a, b):
+    """Hamilton product of quaternions (..., 4) w, x, y, z."""
+    aw, av, bw, bv = a[..., :1], a[..., 1:], b[..., :1], b[..., 1:]
+    vector = aw * bv + bw * av + torch.linalg.cross(av, bv)
+    return torch.cat([aw * bw - (av * bv).sum(-1, keepdim=True), vector], -1)
+
+
+def conjugate(quaternion):
+    """The inverse of a rotation (..., 4) w, x, y, z."""
+    return torch.cat([quaternion[..., :1], -quaternion[..., 1:]], -1)
+
+
+def turn_x_then_y(about_x, about_y):
+    """Quaternion (N, 4) of a turn about x, then about the turned y axis. Angles (N,) rad."""
+    cx, sx, cy, sy = (about_x / 2.0).cos(), (about_x / 2.0).sin(), (about_y / 2.0).cos(), (about_y / 2.0).sin()
+    return torch.stack([cx * cy, sx * cy, cx * sy, sx * sy], 1)
+
+
+def angle(quaternion):
+    """The angle (...,) in [0, pi] rad by which quaternions (..., 4) turn."""
+    return 2.0 * quaternion[..., 1:].norm(dim=-1).clamp(max=1.0).asin()
+
+
+def reward_terms(distance, rotation, action):
+    """The reward of one control step, term by term: name -> (N,).
+
+    distance, rotation: of the cube to its goal (N,), m and rad; action (N, U)
+    """
+    return {
+        "distance": -10.0 * distance,
+        "rotation": 1.0 / (rotation + 0.1),
+        "action": -0.0002 * action.square().sum(1),
+        "success": 250.0 * (rotation <= TOLERANCE),
+    }
+
+
+class InHandBase(VectorEnv):
+    """What the hands share. Observation (3J + 24 + 19F + U), see `observe`; action (U): absolute joint targets.
+
+    A hand sets the constants below. A goal is an orientation; when it is reached, the next one begins in the same
+    episode, the cube and the clock left alone. The episode terminates when the cube is lost (or the physics breaks),
+    and is truncated at `max_episode_steps`.
+    Objective: successes in the episode.
+    """
+
+    max_episode_steps = 600
+    fitness_floor = 1.0  # one success
+    add_hand: object  # staticmethod (spec): adds the hand and its drives, in the order of `actuated`
+    joint_names: tuple
+    joint_lower: tuple  # (J,) rad
+    joint_upper: tuple
+    actuated: tuple  # (U,) indices into the joints
+    fingertip_bodies: tuple  # F names, those that are observed
+    control_period: float  # s
+    substeps: int  # per control step
+    cube_edge: float  # m
+    cube_density: float  # kg / m^3
+    cube_start: tuple  # (3,) m
+    goal_position: tuple  # (3,) m
+
+    def __init__(self, num_envs, device, seed, engine="mujoco"):
+        super().__init__(num_envs, device, seed)
+        self.num_joints, self.num_actions = len(self.joint_names), len(self.actuated)
+        self.num_obs = 3 * self.num_joints + 24 + 19 * len(self.fingertip_bodies) + self.num_actions
+        model = scene.build_scene(
+            self.add_hand, self.joint_names, self.fingertip_bodies, self.cube_edge, self.cube_density, self.cube_start,
+            self.control_period / self.substeps,
+        )  # fmt: skip
+        bodies = [scene.CUBE_BODY, *self.fingertip_bodies]
+        self.engine = make_engine(engine, [model], num_envs, self.substeps, bodies, self.device)
+        self.engine_name = self.engine.name
+
+        def tensor(values):
+            return torch.as_tensor(values, dtype=torch.float32, device=self.device)
+
+        def zeros(*shape):
+            return torch.zeros(num_envs, *shape, device=self.device)
+
+        self.lower, self.upper = tensor(self.joint_lower), tensor(self.joint_upper)
+        self.start, self.goal_pos = tensor(self.cube_start), tensor(self.goal_position)
+        actuated = list(self.actuated)
+        self.target_lower, self.target_upper = self.lower[actuated], self.upper[actuated]
+
+        self.goal = zeros(4)  # quaternion
+        self.last_action = zeros(self.num_actions)
+        self.successes = zeros()
+        self.finished_successes = zeros()  # successes of the last finished episode
+        self.term_sums = zeros(len(REWARD_TERMS))  # of the reward's terms over the episode
+        self.finished_term_sums = zeros(len(REWARD_TERMS))  # of the last finished episode
+        self.consecutive_successes = torch.tensor(0.0, device=self.device)
+        self.nan_worlds = torch.tensor(0, device=self.device)  # how often the physics broke so far
+        self.step_metrics = {}
+
+    # ---------------------------------------------------------------- one control step
+
+    def advance(self, action):
+        target = self.target_lower + (action + 1.0) * (self.target_upper - self.target_lower) / 2.0
+        self.engine.step(target)
+        self.last_action = action.clone()
+        distance = (self.engine.body_pos[:, CUBE] - self.goal_pos).norm(dim=1)
+        rotation = angle(self.relative_rotation())
+        terms = reward_terms(distance, rotation, action)
+        broken = self.engine.broken  # these were put somewhere else: the episode ends and earns nothing
+        self.nan_worlds = self.nan_worlds + broken.sum()
+        terms = torch.stack([terms[name] for name in REWARD_TERMS], 1).masked_fill(broken[:, None], 0.0)
+        self.term_sums = self.term_sums + terms
+
+        success = (rotation <= TOLERANCE) & ~broken
+        self.successes = self.successes + success
+        terminated = broken | (distance >= MAX_DISTANCE)
+        done = terminated | (self.episode_step >= self.max_episode_steps)
+        self.finished_successes = torch.where(done, self.successes, self.finished_successes)
+        self.finished_term_sums = torch.where(done[:, None], self.term_sums, self.finished_term_sums)
+        self.record_metrics(done)
+        # a finished environment keeps its last state, which the caller observes before the reset
+        self.set_goal(success & ~done)
+        return terms.sum(1), terminated, torch.zeros_like(terminated)
+
+    def set_goal(self, mask):
+        self.goal = torch.where(mask[:, None], self.draw_rotation(), self.goal)
+
+    def draw_rotation(self):
+        """A random orientation (N, 4); not uniform over all rotations, as in the published task."""
+        return turn_x_then_y(self.uniform(-math.pi, math.pi), self.uniform(-math.pi, math.pi))
+
+    # ---------------------------------------------------------------- measurements
+
+    def relative_rotation(self):
+        """The turn from the goal to the cube (N, 4), world axes."""
+        return multiply(self.engine.body_quat[:, CUBE], conjugate(self.goal))
+
+    def joint_force(self):
+        """Torque of drive and limit on each joint (N, J) N m; Isaac Gym's joint force sensor is not documented.
+
+        Left out: joint damping, and what contacts and tendons do, which has no sensor.
+        """
+        drive, limit = self.engine.sensors[:, : 2 * self.num_joints].split(self.num_joints, 1)
+        nearest = ((self.lower + self.upper) / 2.0 - self.engine.qpos[:, : self.num_joints]).sign()
+        return drive + limit * nearest  # MuJoCo gives the size only; a limit pushes towards the middle
+
+    def observe(self):
+        """The observation (N, D), clamped to +-5; positions in world axes."""
+        engine, joints = self.engine, slice(0, self.num_joints)
+        bodies = [engine.body_pos, engine.body_quat.roll(-1, 2), engine.body_linvel, engine.body_angvel]
+        obs = [
+            (2.0 * engine.qpos[:, joints] - self.upper - self.lower) / (self.upper - self.lower),
+            VELOCITY_SCALE * engine.qvel[:, joints],
+            FORCE_SCALE * self.joint_force(),
+            engine.body_pos[:, CUBE],
+            engine.body_quat[:, CUBE].roll(-1, 1),
+            engine.body_linvel[:, CUBE],
+            VELOCITY_SCALE * engine.body_angvel[:, CUBE],
+            self.goal_pos.expand(self.num_envs, 3),
+            self.goal.roll(-1, 1),
+            self.relative_rotation().roll(-1, 1),
+            torch.cat(bodies, 2)[:, CUBE + 1 :].flatten(1),
+            FORCE_SCALE * engine.sensors[:, 2 * self.num_joints :],
+            self.last_action,
+        ]
+        return torch.cat(obs, 1).clamp(-OBS_LIMIT, OBS_LIMIT)
+
+    # ---------------------------------------------------------------- resets
+
+    def reset_where(self, mask):
+        # the thumb of AllegroHand would start outside its limits
+        pose = (RESET_RANGE * self.uniform(self.lower, self.upper, self.num_joints)).clamp(self.lower, self.upper)
+        position = self.start + START_RANGE * self.uniform(-1.0, 1.0, 3)
+        qpos = torch.cat([pose, position, self.draw_rotation()], 1)
+        self.engine.set_state(mask, qpos, torch.zeros(self.num_envs, self.num_joints + 6, device=self.device))
+        self.set_goal(mask)
+        self.last_action = self.last_action.masked_fill(mask[:, None], 0.0)
+        self.successes = self.successes.masked_fill(mask, 0.0)
+        self.term_sums = self.term_sums.masked_fill(mask[:, None], 0.0)
+
+    # ---------------------------------------------------------------- score, log, checkpoint
+
+    def objective(self):
+        return self.successes.clone()
+
+    def record_metrics(self, done):
+        newest = (self.finished_successes * done).sum() / done.sum().clamp(min=1)
+        smoothed = SMOOTHING * newest + (1.0 - SMOOTHING) * self.consecutive_successes
+        self.consecutive_successes = torch.where(done.any(), smoothed, self.consecutive_successes)
+        self.step_metrics = {
+            "successes": self.finished_successes.mean(),
+            "consecutive_successes": self.consecutive_successes,
+            "nan_worlds": self.nan_worlds.clone(),
+        }
+        for name, value in zip(REWARD_TERMS, self.finished_term_sums.mean(0)):
+            self.step_metrics["reward_" + name] = value
+
+    def metrics(self):
+        return self.step_metrics
+
+    def state_dict(self):
+        return {**super().state_dict(), "engine": self.engine.state_dict()}
+
+    def load_state_dict(self, state):
+        super().load_state_dict(state)
+        self.engine.load_state_dict(state["engine"])
+
+    def render(self, index):
+        shown = torch.cat([self.goal_pos + self.goal_pos.new_tensor(GOAL_SHIFT), self.goal[index]])
+        return self.engine.render(index, camera="overview", markers={scene.GOAL_BODY: shown})
+
+
+class AllegroHand(InHandBase):
+    """The 16-joint Allegro hand with a cube of 6.5 cm, at 30 Hz. Observation (88), action (16).
+
+    The observation is the published `full_state`, which the papers' MLP gets; their LSTM gets neither velocities nor
+    forces.
+    """
+
+    add_hand = staticmethod(allegro_hand.add_allegro_hand)
+    joint_names = allegro_hand.JOINT_NAMES
+    joint_lower, joint_upper = allegro_hand.JOINT_LOWER, allegro_hand.JOINT_UPPER
+    actuated = range(16)
+    fingertip_bodies = ()
+    control_period = 2 * 0.01667
+    frame_rate = 30
+    substeps = 3  # four, as in the original, hold the cube no better; with two the fingers sink in twice as deep
+    cube_edge, cube_density = 0.065, 400.0
+    cube_start = (0.0, -0.2, 0.56)
+    goal_position = (0.0, -0.2, 0.52)
+
+
+class ShadowHand(InHandBase):
+    """The 24-joint Shadow hand with a cube of 5 cm, at 60 Hz. Observation (211), action (20)."""
+
+    add_hand = staticmethod(shadow_hand.add_shadow_hand)
+    joint_names = shadow_hand.JOINT_NAMES
+    joint_lower, joint_upper = shadow_hand.JOINT_LOWER, shadow_hand.JOINT_UPPER
+    actuated = shadow_hand.DRIVEN
+    fingertip_bodies = shadow_hand.FINGERTIP_BODIES
+    control_period = 0.01667
+    substeps = 2  # as the original; four hold no better
+    cube_edge, cube_density = 0.05, 567.0
+    cube_start = (0.0, -0.39, 0.6)
+    goal_position = (0.0, -0.39, 0.56)

@@ -1,0 +1,201 @@
+"""Ant and Humanoid: run along x as fast as possible, upright and with little effort.
+
+`LocomotionBase` is what both share; a task adds its robot, its coefficients and its cost of bent joints.
+Shape letters: N num_envs, J joints. Metres, seconds, radians; world z points up. Quaternions are w, x, y, z.
+"""
+
+import torch
+
+from envs.base import VectorEnv
+from envs.engines import make_engine
+from envs.robots import ant, humanoid
+from envs.robots.walker import CONTROL_PERIOD, SUBSTEPS
+
+TARGET_X = 1000.0  # m: the point to run to is (1000, 0), out of reach
+POSE_NOISE, VELOCITY_NOISE = 0.2, 0.1  # rad, rad/s: half widths of the start's uniform noise
+REWARD_TERMS = ("progress", "alive", "upright", "heading", "action", "energy", "limits")
+
+
+def rotation_matrix(quaternion):
+    """Unit quaternion (N, 4) -> matrix (N, 3, 3), whose columns are the turned axes."""
+    w, x, y, z = quaternion.unbind(1)
+    rows = [
+        1.0 - 2.0 * (y * y + z * z), 2.0 * (x * y - w * z), 2.0 * (x * z + w * y),
+        2.0 * (x * y + w * z), 1.0 - 2.0 * (x * x + z * z), 2.0 * (y * z - w * x),
+        2.0 * (x * z - w * y), 2.0 * (y * z + w * x), 1.0 - 2.0 * (x * x + y * y),
+    ]  # fmt: skip
+    return torch.stack(rows, 1).view(-1, 3, 3)
+
+
+def wrap(angle):
+    """The same angle in [-pi, pi)."""
+    return (angle + torch.pi).remainder(2.0 * torch.pi) - torch.pi
+
+
+class LocomotionBase(VectorEnv):
+    """What the tasks share. Observation: `observe`. Action (J): torque as a share of the motor's.
+
+    Reward: `reward_terms`; below `min_height` the episode terminates and its last step earns `fall_reward` alone.
+    Objective: the return.
+    """
+
+    max_episode_steps = 1000
+    fitness_floor = 10.0
+    robot: object  # module of envs.robots
+    min_height: float  # m, of the torso
+    fall_reward: float
+    alive_reward: float
+    action_cost: float
+    angular_velocity_scale: float  # the scales of the observation
+    joint_velocity_scale: float  # also in the energy cost
+    wrench_scale: float
+
+    def __init__(self, num_envs, device, seed, engine="mujoco"):
+        super().__init__(num_envs, device, seed)
+        self.engine = make_engine(engine, [self.robot.build()], num_envs, SUBSTEPS, [], self.device)
+        self.engine_name = self.engine.name
+
+        def tensor(values):
+            return torch.as_tensor(values, dtype=torch.float32, device=self.device)
+
+        self.joint_default = tensor(self.robot.DEFAULT_POSE)
+        self.joint_lower, self.joint_upper = tensor(self.robot.JOINT_LOWER), tensor(self.robot.JOINT_UPPER)
+        self.gear = tensor(self.robot.GEAR)  # N m
+        self.root_start = tensor([0.0, 0.0, self.robot.START_HEIGHT, 1.0, 0.0, 0.0, 0.0])
+        self.action = torch.zeros(num_envs, self.num_actions, device=self.device)
+        # m; float64, since its change within a step is a ten-millionth of it
+        self.distance = torch.zeros(num_envs, dtype=torch.float64, device=self.device)
+        self.nan_worlds = torch.tensor(0, device=self.device)  # how often the physics broke so far
+        self.step_metrics = {}
+
+    # ---------------------------------------------------------------- what a task writes
+
+    def limit_cost(self, position):
+        """Cost (N,) of joints near their limits. position (N, J): joint positions, limits at -1 and 1."""
+        raise NotImplementedError
+
+    def joint_force(self):
+        """Further columns of the observation, after the joint velocities: a list of (N, J)."""
+        return []
+
+    # ---------------------------------------------------------------- one control step
+
+    def advance(self, action):
+        self.action = action
+        self.engine.step(action)
+        distance = self.distance_to_target()
+        terms = self.reward_terms((self.distance - distance).float())
+        self.distance = distance
+        fallen, broken = self.engine.qpos[:, 2] < self.min_height, self.engine.broken
+        reward = sum(terms[name] for name in REWARD_TERMS)
+        reward = torch.where(fallen, self.fall_reward, reward).masked_fill(broken, 0.0)
+        self.nan_worlds = self.nan_worlds + broken.sum()
+        self.step_metrics = {"reward_" + name: value.mean() for name, value in terms.items()}
+        self.step_metrics["nan_worlds"] = self.nan_worlds.clone()
+        return reward, fallen | broken, torch.zeros_like(fallen)
+
+    def distance_to_target(self):
+        """In the plane (N,) float64, m."""
+        x, y = self.engine.qpos[:, :2].double().unbind(1)
+        return torch.hypot(TARGET_X - x, y)
+
+    def reward_terms(self, approach):
+        """The reward of one control step, name -> (N,). approach (N,): how much nearer the target came, m."""
+        axes = rotation_matrix(self.engine.qpos[:, 3:7])
+        up, heading = axes[:, 2, 2], self.heading(axes)
+        power = (self.action * self.joint_velocity_scale * self.engine.qvel[:, 6:]).abs()
+        return {
+            "progress": approach / CONTROL_PERIOD,
+            "alive": torch.full_like(up, self.alive_reward),
+            "upright": 0.1 * (up > 0.93),
+            "heading": 0.5 * (heading / 0.8).clamp(max=1.0),
+            "action": -self.action_cost * self.action.square().sum(1),
+            "energy": -0.05 * (power * self.gear / self.gear.max()).sum(1),
+            "limits": -self.limit_cost(self.joint_position()),
+        }
+
+    # ---------------------------------------------------------------- measurements
+
+    def heading(self, axes):
+        """How much the torso's x axis points to the target in the plane, (N,) in [-1, 1]. axes (N, 3, 3)."""
+        to_target = torch.stack([TARGET_X - self.engine.qpos[:, 0], -self.engine.qpos[:, 1]], 1)
+        return (axes[:, :2, 0] * torch.nn.functional.normalize(to_target)).sum(1)
+
+    def joint_position(self):
+        """Joint positions (N, J), limits at -1 and 1."""
+        lower, upper = self.joint_lower, self.joint_upper
+        return (2.0 * self.engine.qpos[:, 7:] - lower - upper) / (upper - lower)
+
+    def observe(self):
+        """The observation (N, D); velocities in the torso's axes, angles in [-pi, pi)."""
+        qpos, qvel = self.engine.qpos, self.engine.qvel
+        axes = rotation_matrix(qpos[:, 3:7])
+        yaw = torch.atan2(axes[:, 1, 0], axes[:, 0, 0])
+        roll = torch.atan2(axes[:, 2, 1], axes[:, 2, 2])
+        to_target = torch.atan2(-qpos[:, 1], TARGET_X - qpos[:, 0])
+        obs = [
+            qpos[:, 2:3],
+            (qvel[:, None, :3] @ axes)[:, 0],
+            self.angular_velocity_scale * qvel[:, 3:6],
+            torch.stack([yaw, roll, wrap(to_target - yaw), axes[:, 2, 2], self.heading(axes)], 1),
+            self.joint_position(),
+            self.joint_velocity_scale * qvel[:, 6:],
+            *self.joint_force(),
+            self.wrench_scale * self.engine.sensors[:, : 6 * len(self.robot.FOOT_BODIES)],
+            self.action,
+        ]
+        return torch.cat(obs, 1)
+
+    # ---------------------------------------------------------------- resets, log, checkpoint
+
+    def reset_where(self, mask):
+        noise = self.uniform(-POSE_NOISE, POSE_NOISE, self.num_actions)
+        joints = (self.joint_default + noise).clamp(self.joint_lower, self.joint_upper)
+        velocity = self.uniform(-VELOCITY_NOISE, VELOCITY_NOISE, self.num_actions)
+        qpos = torch.cat([self.root_start.expand(self.num_envs, 7), joints], 1)
+        qvel = torch.cat([torch.zeros(self.num_envs, 6, device=self.device), velocity], 1)
+        self.engine.set_state(mask, qpos, qvel)
+        self.action = self.action.masked_fill(mask[:, None], 0.0)
+        self.distance = torch.where(mask, self.distance_to_target(), self.distance)
+
+    def metrics(self):
+        return self.step_metrics
+
+    def state_dict(self):
+        return {**super().state_dict(), "engine": self.engine.state_dict()}
+
+    def load_state_dict(self, state):
+        super().load_state_dict(state)
+        self.engine.load_state_dict(state["engine"])
+
+    def render(self, index):
+        return self.engine.render(index, camera="track")
+
+
+class Ant(LocomotionBase):
+    """Four legs, 8 joints. Observation (60): without joint forces."""
+
+    num_obs, num_actions = 60, 8
+    robot = ant
+    min_height, fall_reward, alive_reward, action_cost = 0.31, -2.0, 0.5, 0.005
+    angular_velocity_scale, joint_velocity_scale, wrench_scale = 1.0, 0.2, 0.1
+
+    def limit_cost(self, position):
+        return 0.1 * (position > 0.99).sum(1)  # the upper limit alone, as in the original
+
+
+class Humanoid(LocomotionBase):
+    """Two legs, 21 joints. Observation (108)."""
+
+    num_obs, num_actions = 108, 21
+    robot = humanoid
+    min_height, fall_reward, alive_reward, action_cost = 0.8, -1.0, 2.0, 0.01
+    angular_velocity_scale, joint_velocity_scale, wrench_scale = 0.25, 0.1, 0.01
+
+    def limit_cost(self, position):
+        excess = (position.abs() - 0.98).clamp(min=0.0) / 0.02
+        return 0.25 * (excess * self.gear / self.gear.max()).sum(1)
+
+    def joint_force(self):
+        limits = -self.joint_position().sign() * self.engine.sensors[:, 12:]  # N m; a limit pushes back to the middle
+        return [0.01 * (self.gear * self.action + limits)]
