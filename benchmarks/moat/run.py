@@ -28,6 +28,7 @@ EXPERIMENTS = {  # name -> (seeds, {label: command})
         "SAPG-6": ["sapg.py", "--num-agents", "6"],
         "SAPG-48": ["sapg.py", "--num-agents", "48"],
         "CPO-6": ["cpo.py", "--num-agents", "6"],
+        "CPO-6 without pull": ["cpo.py", "--num-agents", "6", "--awac-coef", "0"],
         "CPO-48": ["cpo.py", "--num-agents", "48"],
         "EPO-48": ["epo.py", "--num-agents", "48"],
         "EPO-48 random fitness": [RANDOM, "--num-agents", "48"],
