@@ -1,13 +1,18 @@
 """Who steps the physics. An engine holds N copies of a model and knows nothing of rewards."""
 
 
-def make_engine(name, models, num_envs, substeps, bodies, device):
-    """The engine called `name` ("mujoco") with N = num_envs worlds; world i runs model i modulo their number.
+def make_engine(name, models, num_envs, substeps, bodies, device, max_contacts=32, max_constraints=128):
+    """The engine called `name` with N = num_envs worlds; world i runs model i modulo their number.
 
-    models: an iterable of mujoco.MjSpec, read once.
+    name: "mujoco" or "warp"; models: an iterable of mujoco.MjSpec, read once; max_contacts, max_constraints: per world,
+    see MujocoWarp; MuJoCo itself takes what it needs.
     """
     if name == "mujoco":
         from envs.engines.mujoco_cpu import MujocoCpu
 
         return MujocoCpu(models, num_envs, substeps, bodies, device)
+    if name == "warp":
+        from envs.engines.mujoco_warp import MujocoWarp
+
+        return MujocoWarp(models, num_envs, substeps, bodies, device, max_contacts, max_constraints)
     raise ValueError(f"unknown engine {name}")

@@ -1,14 +1,13 @@
 """MuJoCo on CPU threads: `mujoco.rollout` steps all worlds in C++, never a Python loop over environments."""
 
-import ctypes.util
-import importlib
 import os
-import sys
 
 import mujoco
 import numpy as np
 import torch
 from mujoco.rollout import Rollout
+
+from envs.engines.rendering import Painter
 
 STATE = mujoco.mjtState.mjSTATE_FULLPHYSICS.value  # time, qpos, qvel, activations
 MOCAP = mujoco.mjtState.mjSTATE_MOCAP_POS.value | mujoco.mjtState.mjSTATE_MOCAP_QUAT.value
@@ -93,7 +92,7 @@ class MujocoCpu:
         self.qpos, self.qvel = self._joints.split([self.nq, self.nv], 1)
         self.body_pos, self.body_quat, self.body_linvel, self.body_angvel = self._poses.split([3, 4, 3, 3], 2)
         self.broken = torch.zeros(num_envs, dtype=torch.bool, device=self.device)
-        self._renderer = self._renderer_key = None
+        self._painter = Painter()
         self._refresh(np.arange(num_envs))
 
     def step(self, ctrl, xfrc=None):
@@ -169,28 +168,12 @@ class MujocoCpu:
         self._refresh(np.arange(self.num_envs))
 
     def render(self, index, camera=-1, width=640, height=480, markers=None):
-        """World `index` as an (height, width, 3) uint8 numpy image, off-screen.
-
-        camera: the name of a camera of the model, a mujoco.MjvCamera, or -1 for MuJoCo's free camera.
-        markers: where to draw mocap bodies, name -> position (3,) m, or position and quaternion (7,).
-        """
+        """World `index` as an (height, width, 3) uint8 numpy image, off-screen; see `Painter.draw`."""
+        _, qpos, qvel = np.split(self._state[index], [1, 1 + self.nq])
+        mocap_pos = self._mocap_pos[index, 0].reshape(-1, 3)
+        mocap_quat = self._mocap_quat[index, 0].reshape(-1, 4)
         model = self._world_models[index]
-        key = (index % len(self.models), width, height)
-        if self._renderer_key != key:
-            if self._renderer is not None:
-                self._renderer.close()
-            self._renderer, self._renderer_key = _make_renderer(model, width, height), key
-        data = mujoco.MjData(model)
-        mujoco.mj_setState(model, data, self._state[index], STATE)
-        mujoco.mj_setState(model, data, self._mocap[index, 0], MOCAP)
-        for name, pose in (markers or {}).items():
-            mocap, pose = model.body(name).mocapid[0], torch.as_tensor(pose).cpu().numpy()
-            data.mocap_pos[mocap] = pose[:3]
-            if len(pose) == 7:
-                data.mocap_quat[mocap] = pose[3:]
-        mujoco.mj_forward(model, data)
-        self._renderer.update_scene(data, camera)
-        return self._renderer.render()
+        return self._painter.draw(model, qpos, qvel, mocap_pos, mocap_quat, camera, width, height, markers)
 
     def _refresh(self, rows):
         """Bring the tensors of the worlds `rows` up to date with the state."""
@@ -237,19 +220,3 @@ def _initial(model, kind):
     state = np.zeros(mujoco.mj_stateSize(model, kind))
     mujoco.mj_getState(model, data, state, kind)
     return state
-
-
-def _make_renderer(model, width, height):
-    """An off-screen renderer; without a display it needs EGL or OSMesa, which are looked for only now."""
-    if not any(name in os.environ for name in ("MUJOCO_GL", "DISPLAY", "WAYLAND_DISPLAY")):
-        for backend, library in (("egl", "EGL"), ("osmesa", "OSMesa")):
-            if ctypes.util.find_library(library):
-                os.environ["MUJOCO_GL"] = backend  # MuJoCo read it when it was imported: have it read again
-                importlib.reload(sys.modules[mujoco.Renderer.__module__].gl_context)
-                break
-    model.vis.global_.offwidth = max(width, model.vis.global_.offwidth)
-    model.vis.global_.offheight = max(height, model.vis.global_.offheight)
-    try:
-        return mujoco.Renderer(model, height, width)
-    except Exception as error:  # each backend fails with a kind of its own
-        raise RuntimeError(f"no OpenGL for off-screen rendering; on Debian: apt-get install libegl1 ({error})")

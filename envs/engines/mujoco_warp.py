@@ -1,0 +1,314 @@
+"""MuJoCo Warp: all worlds in the memory of one GPU, and a control step is one CUDA graph. Runs on a CPU too, slowly."""
+
+import dataclasses
+import threading
+
+import mujoco
+import mujoco_warp as mjw
+import numpy as np
+import torch
+import warp as wp
+
+from envs.engines.rendering import Painter
+
+HUGE = wp.constant(1e6)  # no position or velocity of a sound world comes near it, in SI units
+FULL = mjw.OverflowType.NEFC | mjw.OverflowType.BROADPHASE | mjw.OverflowType.NARROWPHASE | mjw.OverflowType.CCD
+WORKSPACE = 1.5  # memory of a world with what the solver allocates while it runs, over that of its data; measured
+
+
+@wp.kernel
+def count(
+    nacon: wp.array[int], ncollision: wp.array[int], nefc: wp.array[int], overflow: wp.array[int], counts: wp.array[int]
+):
+    """After a substep: counts = bits of buffers that were too small, most contacts so far, most constraint rows."""
+    world = wp.tid()
+    if world == 0:
+        wp.atomic_max(counts, 1, wp.max(nacon[0], ncollision[0]))
+    wp.atomic_max(counts, 2, nefc[world])
+    wp.atomic_or(counts, 0, overflow[world])
+
+
+@wp.kernel
+def mend(
+    ctrl: wp.array2d[float], qpos0: wp.array2d[float], qpos: wp.array2d[float], qvel: wp.array2d[float],
+    time: wp.array[float], sensordata: wp.array2d[float], broken: wp.array[bool], counts: wp.array[int],
+):  # fmt: skip
+    """After a control step: put worlds that are not finite or huge back to where their model begins."""
+    world = wp.tid()
+    sound = bool(True)
+    for i in range(qpos.shape[1]):
+        sound = sound and wp.abs(qpos[world, i]) < HUGE  # written so that nan counts as broken
+    for i in range(qvel.shape[1]):
+        sound = sound and wp.abs(qvel[world, i]) < HUGE
+    for i in range(ctrl.shape[1]):
+        if not wp.isfinite(ctrl[world, i]):
+            counts[3] = 1
+    broken[world] = not sound
+    if not sound:
+        for i in range(qpos.shape[1]):
+            qpos[world, i] = qpos0[world % qpos0.shape[0], i]
+        for i in range(qvel.shape[1]):
+            qvel[world, i] = 0.0
+        for i in range(sensordata.shape[1]):
+            sensordata[world, i] = 0.0
+        time[world] = 0.0
+
+
+@wp.kernel
+def read_poses(
+    bodies: wp.array[int], rootid: wp.array[int], xpos: wp.array2d[wp.vec3], xquat: wp.array2d[wp.quat],
+    subtree_com: wp.array2d[wp.vec3], cvel: wp.array2d[wp.spatial_vector], poses: wp.array3d[float],
+):  # fmt: skip
+    """Position, quaternion, velocity of the frame's origin and angular velocity of each listed body."""
+    world, i = wp.tid()
+    body = bodies[i]
+    position, quaternion, velocity = xpos[world, body], xquat[world, body], cvel[world, body]
+    angular = wp.spatial_top(velocity)  # MuJoCo gives the velocity at the centre of mass of the whole tree
+    linear = wp.spatial_bottom(velocity) + wp.cross(angular, position - subtree_com[world, rootid[body]])
+    for k in range(3):
+        poses[world, i, k] = position[k]
+        poses[world, i, 7 + k] = linear[k]
+        poses[world, i, 10 + k] = angular[k]
+    for k in range(4):
+        poses[world, i, 3 + k] = quaternion[k]
+
+
+class MujocoWarp:
+    """N worlds, world i runs models[i % len(models)]. What tasks read and call is as in `mujoco_cpu.MujocoCpu`.
+
+    The state is float32. Nothing waits for the GPU: what went wrong in a step is raised in a later one.
+    """
+
+    name = "warp"
+
+    def __init__(self, models, num_envs, substeps, bodies, device, max_contacts, max_constraints):
+        """As MujocoCpu; besides, the sizes of the buffers per world: contacts (of all worlds together, so that one may
+        have more than another) and rows of constraints (of each).
+        """
+        wp.config.log_level = wp.LOG_ERROR  # it warns of every machine that has no GPU
+        wp.init()
+        self.models = [spec.compile() for spec in models]
+        self.num_envs, self.substeps, self.device = num_envs, substeps, torch.device(device)
+        first = self.models[0]
+        self.nq, self.nv, self.nu, self.timestep = first.nq, first.nv, first.nu, first.opt.timestep
+        if len({model.signature for model in self.models}) > 1:
+            raise ValueError("the models of one engine must be alike but for numbers; these differ in structure")
+        body_ids = [first.body(name).id for name in bodies]
+        if (first.body_mocapid[body_ids] >= 0).any():
+            raise ValueError("mocap bodies cannot be read")
+        for model in self.models:
+            if model.opt.solver == mujoco.mjtSolver.mjSOL_PGS:
+                model.opt.solver = mujoco.mjtSolver.mjSOL_NEWTON  # Warp has no PGS; both find the same forces
+        self.max_contacts, self.max_constraints = max_contacts, max_constraints
+
+        self._wp_device = wp.device_from_torch(str(self.device))
+        self._check_memory()
+        with wp.ScopedDevice(self._wp_device):
+            self._model = _put_models(self.models, min(num_envs, len(self.models)))
+            self._model.opt.warn_overflow = 0
+            data = mjw.make_data(first, nworld=num_envs, nconmax=max_contacts, njmax=max_constraints)
+            self._bodies = wp.array(body_ids, dtype=int)
+            self._poses = wp.zeros((num_envs, len(bodies), 13), dtype=float)
+            self._broken = wp.zeros(num_envs, dtype=bool)
+            self._counts = wp.zeros(4, dtype=int)  # see `count` and `mend`
+        self._data = data
+        # the same memory, seen as tensors
+        self.qpos, self.qvel, self.sensors = wp.to_torch(data.qpos), wp.to_torch(data.qvel), wp.to_torch(data.sensordata)
+        self._time, self._ctrl, self._xfrc = wp.to_torch(data.time), wp.to_torch(data.ctrl), wp.to_torch(data.xfrc_applied)
+        self._mocap_pos, self._mocap_quat = wp.to_torch(data.mocap_pos), wp.to_torch(data.mocap_quat)
+        self.broken = wp.to_torch(self._broken)
+        poses = wp.to_torch(self._poses)
+        self.body_pos, self.body_quat, self.body_linvel, self.body_angvel = poses.split([3, 4, 3, 3], 2)
+        self._body_ids = torch.tensor(body_ids, dtype=torch.long, device=self.device)
+        self._pushed = False  # whether xfrc_applied holds anything but zeros
+        self._seen = None  # the counts on their way to the host
+        self._painter = Painter()
+
+        notice = threading.Timer(3.0, print, ["MuJoCo Warp compiles its kernels, once: a minute or two"])
+        notice.start()
+        try:
+            self._step_graph, self._read_graph = self._capture(self._advance), self._capture(self._read)
+        finally:
+            notice.cancel()
+        self.load_state_dict(self._initial())
+
+    def step(self, ctrl, xfrc=None):
+        """One control step; as MujocoCpu's, but for errors: nothing is known of them until the GPU has finished.
+
+        RuntimeError: a buffer was too small in an earlier step, and contacts were lost. ValueError: an earlier
+        control was not finite; its world is broken.
+        """
+        self._raise_errors()
+        self._ctrl.copy_(ctrl)
+        if xfrc is not None or self._pushed:
+            self._xfrc[:, self._body_ids] = 0.0 if xfrc is None else xfrc
+            self._pushed = xfrc is not None
+        self._launch(self._step_graph)
+        self._fetch_counts()
+
+    def set_state(self, mask, qpos, qvel):
+        """Put the worlds of mask (N,) bool at qpos (N, nq), qvel (N, nv) and time 0; all others keep every bit.
+
+        Contacts are found anew in every step, so that none has to be forgotten here.
+        """
+        rows = mask[:, None]
+        self.qpos.copy_(torch.where(rows, qpos, self.qpos))
+        self.qvel.copy_(torch.where(rows, qvel, self.qvel))
+        self.sensors.masked_fill_(rows, 0.0)
+        self._time.masked_fill_(mask, 0.0)
+        self._launch(self._read_graph)
+
+    def set_mocap(self, mask, pose):
+        """Put the mocap bodies of the worlds of mask (N,) bool at pose (N, M, 7), as MujocoCpu's."""
+        rows = mask[:, None, None]
+        self._mocap_pos.copy_(torch.where(rows, pose[..., :3], self._mocap_pos))
+        self._mocap_quat.copy_(torch.where(rows, pose[..., 3:], self._mocap_quat))
+
+    def state_dict(self):
+        """As MujocoCpu's, float64 on the CPU, so that either engine goes on where the other stopped."""
+        state = torch.cat([self._time[:, None], self.qpos, self.qvel], 1)
+        mocap = torch.cat([self._mocap_pos.flatten(1), self._mocap_quat.flatten(1)], 1)
+        return {"state": state.double().cpu(), "mocap": mocap.double().cpu(), "sensors": self.sensors.clone()}
+
+    def load_state_dict(self, state):
+        """Restore what `state_dict` returned."""
+        time, qpos, qvel = state["state"].split([1, self.nq, self.nv], 1)
+        self._time.copy_(time[:, 0])
+        self.qpos.copy_(qpos)
+        self.qvel.copy_(qvel)
+        self.sensors.copy_(state["sensors"])
+        pos, quat = state["mocap"].split([self._mocap_pos[0].numel(), self._mocap_quat[0].numel()], 1)
+        self._mocap_pos.copy_(pos.view_as(self._mocap_pos))
+        self._mocap_quat.copy_(quat.view_as(self._mocap_quat))
+        self._launch(self._read_graph)
+
+    def render(self, index, camera=-1, width=640, height=480, markers=None):
+        """World `index` as an (height, width, 3) uint8 numpy image, off-screen, by MuJoCo; see `Painter.draw`."""
+        state = [x[index].cpu().numpy() for x in (self.qpos, self.qvel, self._mocap_pos, self._mocap_quat)]
+        return self._painter.draw(self.models[index % len(self.models)], *state, camera, width, height, markers)
+
+    def _initial(self):
+        """What `state_dict` returns of worlds that are where their models begin."""
+        models, fixed = self.models[: self.num_envs], self.models[0].body_mocapid >= 0
+        state = np.stack([np.r_[0.0, model.qpos0, np.zeros(self.nv)] for model in models])
+        mocap = np.stack([np.r_[model.body_pos[fixed].ravel(), model.body_quat[fixed].ravel()] for model in models])
+        own = np.arange(self.num_envs) % len(models)
+        return {
+            "state": torch.from_numpy(state[own]),
+            "mocap": torch.from_numpy(mocap[own]),
+            "sensors": torch.zeros_like(self.sensors),
+        }
+
+    # ---------------------------------------------------------------- what the graphs do
+
+    def _advance(self):
+        data = self._data
+        data.qacc_warmstart.zero_()  # a step is a function of state and control alone
+        for _ in range(self.substeps):
+            mjw.step(self._model, data)
+            wp.launch(
+                count, self.num_envs, [data.nacon, data.ncollision, data.nefc, data.overflow], [self._counts]
+            )  # fmt: skip
+        wp.launch(
+            mend, self.num_envs, [data.ctrl, self._model.qpos0],
+            [data.qpos, data.qvel, data.time, data.sensordata, self._broken, self._counts],
+        )  # fmt: skip
+        self._read()
+
+    def _read(self):
+        """A step leaves poses one substep old; this brings them up to date with the state."""
+        model, data = self._model, self._data
+        mjw.kinematics(model, data)
+        mjw.com_pos(model, data)
+        mjw.com_vel(model, data)
+        inputs = [self._bodies, model.body_rootid, data.xpos, data.xquat, data.subtree_com, data.cvel]
+        wp.launch(read_poses, self._poses.shape[:2], inputs, [self._poses])
+
+    def _capture(self, function):
+        with wp.ScopedDevice(self._wp_device):
+            function()  # compiles and loads what it needs, which a capture cannot
+            with wp.ScopedCapture() as capture:
+                function()
+        return capture.graph
+
+    def _launch(self, graph):
+        """On torch's stream, so that everything happens in the order in which it is written."""
+        if self.device.type == "cuda":
+            wp.capture_launch(graph, wp.stream_from_torch(torch.cuda.current_stream(self.device)))
+        else:
+            wp.capture_launch(graph)
+
+    # ---------------------------------------------------------------- buffers and memory
+
+    def _fetch_counts(self):
+        """Start a copy of the counts to the host, without waiting for it."""
+        if self._seen is None:
+            counts = wp.to_torch(self._counts)
+            if self.device.type == "cuda":
+                host = torch.empty(4, dtype=torch.int32, pin_memory=True)
+                self._seen = host.copy_(counts, non_blocking=True), torch.cuda.Event()
+                self._seen[1].record()
+            else:
+                self._seen = counts, None
+
+    def _raise_errors(self):
+        if self._seen is None or self._seen[1] and not self._seen[1].query():
+            return
+        overflow, contacts, constraints, control = self._seen[0].tolist()
+        self._seen = None
+        if overflow & mjw.OverflowType.NEFC:
+            raise RuntimeError(
+                f"max_constraints {self.max_constraints}: too small, a world had {constraints} rows of constraints; "
+                f"use {int(1.3 * constraints)}"
+            )
+        if overflow & FULL:
+            per_world = contacts / self.num_envs
+            raise RuntimeError(
+                f"max_contacts {self.max_contacts}: too small, the worlds had {per_world:.1f} contacts or nearly on "
+                f"average; use {int(1.3 * per_world) + 1}"
+            )
+        if control:
+            raise ValueError("a control is not finite")
+
+    def _check_memory(self):
+        """Refuse a number of worlds that the GPU has no room for."""
+        if self.device.type == "cuda":
+            check_memory(self.num_envs, self.bytes_per_world(), torch.cuda.mem_get_info(self.device)[0])
+
+    def bytes_per_world(self):
+        """Memory that a world needs on the GPU (about)."""
+
+        def size(num_envs):
+            with wp.ScopedDevice("cpu"):
+                data = mjw.make_data(self.models[0], num_envs, self.max_contacts, njmax=self.max_constraints)
+            return _bytes(data) + _bytes(data.contact) + _bytes(data.efc)
+
+        return WORKSPACE * (size(2) - size(1))
+
+
+def check_memory(num_envs, bytes_per_world, free):
+    """Raise ValueError (one line) if `num_envs` worlds do not fit into `free` bytes."""
+    fit = int(free / bytes_per_world)
+    if num_envs > fit:
+        need = num_envs * bytes_per_world
+        raise ValueError(f"needs {need / 1e9:.1f} GB of GPU memory, {free / 1e9:.1f} GB are free: at most {fit:,} fit")
+
+
+def _bytes(arrays):
+    return sum(x.capacity for x in vars(arrays).values() if isinstance(x, wp.array))
+
+
+def _put_models(models, num_models):
+    """The models as one mjw.Model whose arrays have an entry per model where the models differ."""
+    differing = {}
+    for field in dataclasses.fields(mjw.Model):
+        shape = getattr(field.type, "shape", None)
+        if shape and shape[0] == "*" and hasattr(models[0], field.name):
+            values = [getattr(model, field.name) for model in models[:num_models]]
+            if any((value != values[0]).any() for value in values):
+                differing[field.name] = np.stack(values)
+    model = mjw.put_model(models[0], batch_sizes={name: num_models for name in differing})
+    for name, values in differing.items():
+        array = getattr(model, name)
+        array.assign(values.reshape(array.numpy().shape))
+    return model
