@@ -232,11 +232,13 @@ def refuse(flag, value, reason):
 
 def check_args(args):
     """Refuse every configuration that cannot work, before anything is created."""
-    for check, name in ((tasks.find_class, "env_id"), (tasks.find_engine, "engine")):
+    for check, name, *more in ((tasks.find_class, "env_id"), (tasks.find_engine, "engine", args.device)):
         try:
-            check(getattr(args, name))
+            check(getattr(args, name), *more)
         except ValueError as error:
             refuse(name, getattr(args, name), error)
+    if args.engine == "warp" and args.cuda and args.device == "cpu":
+        refuse("engine", "warp", "needs a CUDA GPU, none was found; with --no-cuda it runs on the CPU, slowly")
     for f in fields(args):
         value = getattr(args, f.name)
         if isinstance(value, float) and not (math.isfinite(value) and value >= 0):
@@ -731,8 +733,12 @@ def main(argv=None):
     random.seed(args.seed)
     np.random.seed(args.seed)
     torch.manual_seed(args.seed)
+    torch.backends.cuda.matmul.allow_tf32 = True
     device, T, N = args.device, args.num_steps, args.num_envs
-    envs = tasks.make(args.env_id, N, device, args.seed, args.engine)
+    try:
+        envs = tasks.make(args.env_id, N, device, args.seed, args.engine)
+    except ValueError as error:
+        refuse("num_envs", N, error)
     engine = getattr(envs, "engine_name", "its own")
     for_gpu = TASK_HYPERPARAMETERS.get(args.env_id, {}).get("num_envs") == PAPER_NUM_ENVS
     print(
@@ -742,7 +748,7 @@ def main(argv=None):
         flush=True,
     )
     agent = Agent(envs.num_obs, envs.num_actions, args).to(device)
-    optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate)
+    optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, fused=device == "cuda")
     # SAPG: who acts where, and how much each agent is paid for noise
     agent_ids = torch.arange(args.num_agents, device=device).repeat_interleave(N // args.num_agents)[None]  # (1, N)
     ent_coefs = args.ent_coef + torch.linspace(0.0, args.max_ent_coef, args.num_agents, device=device)  # (A,)

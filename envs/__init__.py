@@ -2,9 +2,12 @@
 
 import difflib
 import importlib
+import importlib.metadata
 import importlib.util
 import inspect
 import sys
+
+import torch
 
 from envs.base import VectorEnv
 
@@ -22,7 +25,7 @@ TASKS = {
     "Moat": "envs.tasks.moat:Moat",
     "ShadowHand": "envs.tasks.in_hand:ShadowHand",
 }
-ENGINES = {"mujoco": "mujoco"}  # name -> the package that it needs
+ENGINES = {"mujoco": "mujoco", "warp": "mujoco_warp"}  # name -> the package that it needs
 
 
 def find_class(env_id):
@@ -45,20 +48,24 @@ def find_class(env_id):
     return task
 
 
-def find_engine(engine):
+def find_engine(engine, device="cpu"):
     """The engine that `engine` stands for: "auto" is the fastest one present. Raises ValueError (one line)."""
     installed = [name for name, package in ENGINES.items() if importlib.util.find_spec(package)]
     if engine == "auto" and installed:
-        return installed[0]
-    if engine in installed:
-        return engine
-    missing = f"needs the package {ENGINES[engine]}, not installed" if engine in ENGINES else "not available"
-    raise ValueError(f"{missing}; valid here: {', '.join(['auto'] + installed)}")
+        engine = "warp" if "warp" in installed and torch.device(device).type == "cuda" else "mujoco"
+    if engine not in installed:
+        missing = f"needs the package {ENGINES[engine]}, not installed" if engine in ENGINES else "not available"
+        raise ValueError(f"{missing}; valid here: {', '.join(['auto'] + installed)}")
+    if engine == "warp":
+        ours, theirs = (importlib.metadata.version(name) for name in ("mujoco", "mujoco-warp"))
+        if ours.split(".")[:3] != theirs.split(".")[:3]:
+            raise ValueError(f"mujoco {ours} and mujoco-warp {theirs} differ: pip install -r requirements-gpu.txt")
+    return engine
 
 
 def make(env_id, num_envs, device="cpu", seed=1, engine="auto"):
     """Make `num_envs` copies of a task on `device`. Raises ValueError for an unknown id or engine."""
     task = find_class(env_id)
     if "engine" in inspect.signature(task).parameters:
-        return task(num_envs, device, seed, engine=find_engine(engine))
+        return task(num_envs, device, seed, engine=find_engine(engine, device))
     return task(num_envs, device, seed)

@@ -1,4 +1,4 @@
-"""A small task, and runs of a script that write down what happened."""
+"""A small task, runs of a script that write down what happened, and `pytest --engine warp`."""
 
 import copy
 from types import SimpleNamespace
@@ -6,7 +6,27 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+import envs.engines
 from envs.base import VectorEnv
+
+
+def pytest_addoption(parser):
+    parser.addoption("--engine", default="mujoco", help="the engine of every environment that a test makes itself")
+
+
+def pytest_configure(config):
+    """Tasks import make_engine only when they are needed: after this."""
+    config.addinivalue_line("markers", "mujoco_cpu: of MuJoCo on CPU threads alone; other engines skip it")
+    engine, make_engine = config.getoption("engine"), envs.engines.make_engine
+    if engine != "mujoco":
+        envs.engines.make_engine = lambda name, *args, **kwargs: make_engine(engine, *args, **kwargs)
+
+
+def pytest_collection_modifyitems(config, items):
+    if config.getoption("engine") != "mujoco":
+        for item in items:
+            if item.get_closest_marker("mujoco_cpu"):
+                item.add_marker(pytest.mark.skip(reason="of MuJoCo on CPU threads alone"))
 
 
 class Drift(VectorEnv):

@@ -1,5 +1,6 @@
-"""The CPU engine: a step is a function of the state, what tasks read is fresh, worlds do not disturb each other."""
+"""The engines: a step is a function of the state, what tasks read is fresh, worlds do not disturb each other."""
 
+import importlib.util
 import math
 import os
 
@@ -8,10 +9,25 @@ import numpy as np
 import pytest
 import torch
 
-from envs.engines import make_engine
+import envs.engines
 
 BODIES = ["box", "lower", "upper"]
 GEOM, JOINT = mujoco.mjtGeom, mujoco.mjtJoint
+ENGINES = [name for name, package in envs.ENGINES.items() if importlib.util.find_spec(package)]
+mujoco_only = pytest.mark.parametrize("engine_name", ["mujoco"], indirect=True)
+
+
+@pytest.fixture(autouse=True, params=ENGINES)
+def engine_name(request, monkeypatch):
+    """Every test runs on every engine."""
+    if request.config.getoption("engine") not in ("mujoco", request.param):
+        pytest.skip("--engine asks for another")
+    monkeypatch.setattr(f"{__name__}.make_engine", lambda *args: envs.engines.make_engine(request.param, *args))
+    return request.param
+
+
+def make_engine(*args):
+    raise AssertionError("the fixture replaces it")
 
 
 def make_spec(size=0.1):
@@ -33,7 +49,7 @@ def make_spec(size=0.1):
 
 
 def make(num_envs=6, substeps=3, sizes=(0.1,), bodies=BODIES):
-    return make_engine("mujoco", [make_spec(size) for size in sizes], num_envs, substeps, bodies, "cpu")
+    return make_engine([make_spec(size) for size in sizes], num_envs, substeps, bodies, "cpu")
 
 
 def controls(engine, steps, seed=0):
@@ -81,15 +97,16 @@ def assert_fresh(engine):
             np.testing.assert_allclose(engine.body_linvel[world, i], velocity[3:], atol=1e-5)
 
 
-def test_attributes_and_shapes():
+def test_attributes_and_shapes(engine_name):
     engine = make()
-    assert (engine.name, engine.nq, engine.nv, engine.nu, engine.num_envs) == ("mujoco", 9, 8, 2, 6)
-    assert engine.timestep == 0.005 and engine.num_threads >= 1
+    assert (engine.name, engine.nq, engine.nv, engine.nu, engine.num_envs) == (engine_name, 9, 8, 2, 6)
+    assert engine.timestep == 0.005
     assert engine.qpos.shape == (6, 9) and engine.qvel.shape == (6, 8)
     assert engine.body_pos.shape == engine.body_linvel.shape == engine.body_angvel.shape == (6, 3, 3)
     assert engine.body_quat.shape == (6, 3, 4) and engine.body_quat.dtype == torch.float32
 
 
+@mujoco_only
 def test_same_state_and_controls_give_the_same_bits_with_any_number_of_threads(monkeypatch):
     ctrl = controls(make(40), 60)
 
@@ -152,7 +169,7 @@ def test_models_of_different_structure_are_refused():
     more = spec.worldbody.add_body(name="more", mass=1.0, inertia=[1.0] * 3, explicitinertial=True)
     more.add_joint(type=JOINT.mjJNT_SLIDE)
     with pytest.raises(ValueError, match="alike"):
-        make_engine("mujoco", [make_spec(), spec], 2, 1, [], "cpu")
+        make_engine([make_spec(), spec], 2, 1, [], "cpu")
 
 
 def test_external_force_accelerates_by_force_over_mass_and_ends_with_the_step():
@@ -173,7 +190,7 @@ def test_the_models_own_sensors_are_read_and_forgotten_at_a_reset():
     sensor = dict(type=mujoco.mjtSensor.mjSENS_JOINTACTFRC, objtype=mujoco.mjtObj.mjOBJ_JOINT)
     for name in ("upper", "lower"):
         spec.add_sensor(objname=name, **sensor)
-    engine = make_engine("mujoco", [spec], 3, 2, BODIES, "cpu")
+    engine = make_engine([spec], 3, 2, BODIES, "cpu")
     assert engine.sensors.shape == (3, 2) and not engine.sensors.any()
     assert_fresh(engine)
     ctrl = torch.tensor([[0.1, 0.2], [0.3, 0.4], [0.5, 0.6]])
@@ -192,7 +209,7 @@ def make_mocap(num_envs=4, substeps=3):
     spec = make_spec()
     plate = spec.worldbody.add_body(name="plate", mocap=True, pos=[0, 0, -3])
     plate.add_geom(type=GEOM.mjGEOM_BOX, size=[0.6, 0.2, 0.05])
-    return make_engine("mujoco", [spec], num_envs, substeps, BODIES, "cpu")
+    return make_engine([spec], num_envs, substeps, BODIES, "cpu")
 
 
 def test_mocap_bodies_stand_where_they_are_put_and_stop_what_touches_them():
@@ -241,7 +258,7 @@ def test_mocap_bodies_cannot_be_read():
     spec = make_spec()
     spec.worldbody.add_body(name="plate", mocap=True)
     with pytest.raises(ValueError, match="mocap"):
-        make_engine("mujoco", [spec], 2, 1, ["box", "plate"], "cpu")
+        make_engine([spec], 2, 1, ["box", "plate"], "cpu")
 
 
 def test_state_dict_continues_to_the_bit():
@@ -278,6 +295,7 @@ def test_a_broken_world_starts_anew_and_the_others_do_not_notice(kind, substeps,
     assert torch.equal(engine.state_dict()["state"][~fourth], sound.state_dict()["state"][~fourth])
 
 
+@mujoco_only
 def test_a_world_that_rollout_froze_is_broken():
     engine = make()
     frozen = run(engine, torch.zeros(2, 6, 2)).numpy()
@@ -287,6 +305,7 @@ def test_a_world_that_rollout_froze_is_broken():
     assert np.flatnonzero(engine._find_broken(frozen)).tolist() == [2]
 
 
+@mujoco_only
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_controls_that_are_not_finite_are_refused(value):
     engine = make()

@@ -221,7 +221,7 @@ BAD = [  # flags, flag named, value named, what is valid
     ("--env-id nowhere:Task", "--env-id", "nowhere:Task", "must be an importable package.module:Class"),
     ("--env-id envs.tasks.moat:Goat", "--env-id", "envs.tasks.moat:Goat", "must be an importable package.module:Class"),
     ("--env-id os.path:join", "--env-id", "os.path:join", "must be package.module:Class"),
-    ("--env-id Cartpole --engine isaacgym", "--engine", "isaacgym", "valid here: auto, mujoco"),
+    ("--env-id Cartpole --engine bullet", "--engine", "bullet", "valid here: auto, mujoco"),
     ("--env-id Moat --num-envs 0", "--num-envs", "0", "at least 1"),
     ("--env-id Moat --num-envs -5", "--num-envs", "-5", "at least 1"),
     (f"{MOAT_64} --num-minibatches 65", "--num-minibatches", "65", "at most the 64 columns"),

@@ -12,6 +12,7 @@ import warp as wp
 from envs.engines.rendering import Painter
 
 HUGE = wp.constant(1e6)  # no position or velocity of a sound world comes near it, in SI units
+JOINT_LIMIT = wp.constant(int(mujoco.mjtConstraint.mjCNSTR_LIMIT_JOINT))
 FULL = mjw.OverflowType.NEFC | mjw.OverflowType.BROADPHASE | mjw.OverflowType.NARROWPHASE | mjw.OverflowType.CCD
 WORKSPACE = 1.5  # memory of a world with what the solver allocates while it runs, over that of its data; measured
 
@@ -26,6 +27,20 @@ def count(
         wp.atomic_max(counts, 1, wp.max(nacon[0], ncollision[0]))
     wp.atomic_max(counts, 2, nefc[world])
     wp.atomic_or(counts, 0, overflow[world])
+
+
+@wp.kernel
+def read_limits(
+    joints: wp.array[int], addresses: wp.array[int], nefc: wp.array[int], efc_type: wp.array2d[int],
+    efc_id: wp.array2d[int], efc_force: wp.array2d[float], sensordata: wp.array2d[float],
+):  # fmt: skip
+    """The torque of each joint's limit. Warp's own sensor takes the tendon of the same number for the joint."""
+    world, i = wp.tid()
+    force = float(0.0)
+    for row in range(wp.min(nefc[world], efc_type.shape[1])):
+        if efc_type[world, row] == JOINT_LIMIT and efc_id[world, row] == joints[i]:
+            force = efc_force[world, row]
+    sensordata[world, addresses[i]] = force
 
 
 @wp.kernel
@@ -97,6 +112,8 @@ class MujocoWarp:
         if (first.body_mocapid[body_ids] >= 0).any():
             raise ValueError("mocap bodies cannot be read")
         for model in self.models:
+            # the general algorithm finds fewer contacts between boxes than MuJoCo; this leaves them to a special one
+            model.opt.disableflags |= mujoco.mjtDisableBit.mjDSBL_NATIVECCD.value
             if model.opt.solver == mujoco.mjtSolver.mjSOL_PGS:
                 model.opt.solver = mujoco.mjtSolver.mjSOL_NEWTON  # Warp has no PGS; both find the same forces
         self.max_contacts, self.max_constraints = max_contacts, max_constraints
@@ -108,14 +125,17 @@ class MujocoWarp:
             self._model.opt.warn_overflow = 0
             data = mjw.make_data(first, nworld=num_envs, nconmax=max_contacts, njmax=max_constraints)
             self._bodies = wp.array(body_ids, dtype=int)
+            limits = first.sensor_type == mujoco.mjtSensor.mjSENS_JOINTLIMITFRC
+            self._limits = [wp.array(x[limits], dtype=int) for x in (first.sensor_objid, first.sensor_adr)]
             self._poses = wp.zeros((num_envs, len(bodies), 13), dtype=float)
             self._broken = wp.zeros(num_envs, dtype=bool)
             self._counts = wp.zeros(4, dtype=int)  # see `count` and `mend`
         self._data = data
         # the same memory, seen as tensors
-        self.qpos, self.qvel, self.sensors = wp.to_torch(data.qpos), wp.to_torch(data.qvel), wp.to_torch(data.sensordata)
-        self._time, self._ctrl, self._xfrc = wp.to_torch(data.time), wp.to_torch(data.ctrl), wp.to_torch(data.xfrc_applied)
-        self._mocap_pos, self._mocap_quat = wp.to_torch(data.mocap_pos), wp.to_torch(data.mocap_quat)
+        names = "time", "qpos", "qvel", "sensordata", "ctrl", "xfrc_applied", "mocap_pos", "mocap_quat"
+        tensors = [wp.to_torch(getattr(data, name)) for name in names]
+        self._time, self.qpos, self.qvel, self.sensors, self._ctrl, self._xfrc, *mocap = tensors
+        self._mocap_pos, self._mocap_quat = mocap
         self.broken = wp.to_torch(self._broken)
         poses = wp.to_torch(self._poses)
         self.body_pos, self.body_quat, self.body_linvel, self.body_angvel = poses.split([3, 4, 3, 3], 2)
@@ -206,9 +226,12 @@ class MujocoWarp:
         data.qacc_warmstart.zero_()  # a step is a function of state and control alone
         for _ in range(self.substeps):
             mjw.step(self._model, data)
-            wp.launch(
-                count, self.num_envs, [data.nacon, data.ncollision, data.nefc, data.overflow], [self._counts]
-            )  # fmt: skip
+            found = [data.nacon, data.ncollision, data.nefc, data.overflow]
+            wp.launch(count, self.num_envs, found, [self._counts])
+        wp.launch(
+            read_limits, (self.num_envs, self._limits[0].size),
+            [*self._limits, data.nefc, data.efc.type, data.efc.id, data.efc.force], [data.sensordata],
+        )  # fmt: skip
         wp.launch(
             mend, self.num_envs, [data.ctrl, self._model.qpos0],
             [data.qpos, data.qvel, data.time, data.sensordata, self._broken, self._counts],

@@ -14,6 +14,7 @@ from envs.engines import make_engine
 from envs.robots import allegro_kuka_scene as scene
 
 NUM_ARM, NUM_JOINTS = 7, 23
+BUFFERS = 24, 192  # contacts and rows of constraints per world on a GPU; random hands made 5.4 (mean) and 60 (most)
 PALM, FINGERTIPS, OBJECT = 0, slice(1, 5), 5  # places in the engine's body list
 ARM_SPEED = 10.0  # 1/s: an action of 1 moves an arm target by 10 * 0.01667 rad per step
 RESET_NOISE = 0.1  # share of the uniform draw in a start pose
@@ -132,7 +133,7 @@ class AllegroKukaBase(VectorEnv):
         scales = scene.object_scales(self.object_families)
         models = (scene.build_scene(scale, self.goal_shape) for scale in scales[:num_envs])
         bodies = [scene.PALM_BODY, *scene.FINGERTIP_BODIES, scene.OBJECT_BODY]
-        self.engine = make_engine(engine, models, num_envs, scene.SUBSTEPS, bodies, self.device)
+        self.engine = make_engine(engine, models, num_envs, scene.SUBSTEPS, bodies, self.device, *BUFFERS)
         self.engine_name = self.engine.name
 
         def tensor(values):

@@ -14,6 +14,7 @@ from envs.engines import make_engine
 from envs.robots import allegro_hand, shadow_hand
 from envs.robots import in_hand_scene as scene
 
+BUFFERS = 24, 128  # contacts and rows of constraints per world on a GPU; random hands made 8.8 (mean) and 39 (most)
 CUBE = 0  # place in the engine's body list; the fingertips follow
 RESET_RANGE = 0.2  # a start pose is this share of a uniform draw within the joint limits
 START_RANGE = 0.01  # m, per axis, of the cube's start
@@ -95,7 +96,7 @@ class InHandBase(VectorEnv):
             self.control_period / self.substeps,
         )  # fmt: skip
         bodies = [scene.CUBE_BODY, *self.fingertip_bodies]
-        self.engine = make_engine(engine, [model], num_envs, self.substeps, bodies, self.device)
+        self.engine = make_engine(engine, [model], num_envs, self.substeps, bodies, self.device, *BUFFERS)
         self.engine_name = self.engine.name
 
         def tensor(values):
