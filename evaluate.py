@@ -13,10 +13,10 @@ import sys
 from types import SimpleNamespace
 from typing import Optional, Tuple
 
+import envs as tasks  # before torch: it imports Isaac Gym where --engine asks for it
+
 import torch
 import tyro
-
-import envs as tasks
 
 
 @dataclasses.dataclass
@@ -72,7 +72,7 @@ def load(path):
 def make_envs(saved, num_envs, args, device):
     """Fresh environments of the checkpoint's task with its curriculum."""
     try:
-        envs = tasks.make(saved["args"]["env_id"], num_envs, device, args.seed, tasks.find_engine(args.engine))
+        envs = tasks.make(saved["args"]["env_id"], num_envs, device, args.seed, args.engine)
     except ValueError as error:
         refuse("--engine", args.engine, error)
     for name in getattr(envs, "curriculum", ()):

@@ -16,6 +16,7 @@ class VectorEnv:
     fitness_floor = 1.0  # smallest spread of the objective that counts as a difference (EPO Eq. 3)
     engine_name = "torch"  # what steps the physics, for the first terminal line
     frame_rate = 60  # control steps per second, for films
+    resumes_exactly = True  # whether `load_state_dict` brings the running episodes back
     curriculum = ()  # names of the tensors that a curriculum moves: an evaluation takes them over from training
 
     def __init__(self, num_envs, device, seed):
