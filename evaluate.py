@@ -163,6 +163,8 @@ def main(argv=None):
         refuse("--seed", args.seed, "must be at least 0 and below 2**32")
     if args.video and not (args.video.endswith(".mp4") and os.path.isdir(os.path.dirname(args.video) or ".")):
         refuse("--video", args.video, "must be a path.mp4 in a folder that exists")
+    if args.video and args.engine == "isaacgym":
+        refuse("--video", args.video, "Isaac Gym draws nothing here; another --engine films the same policy")
     saved, script = load(args.run)
     num_agents, best = agents_of(saved)
     for k in args.agents:

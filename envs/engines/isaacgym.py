@@ -32,7 +32,7 @@ CONFIGURATIONS = {  # env id -> overrides of IsaacGymEnvs' configuration; episod
     "Humanoid": "task=Humanoid",
     "ShadowHand": "task=ShadowHand",
 }
-RESETS_BEFORE_PHYSICS = ("AllegroHand", "AllegroKuka", "ShadowHand")  # beginnings of env ids; all others: after
+DEXTEROUS = ("AllegroHand", "AllegroKuka", "ShadowHand")  # beginnings of env ids: reset before physics, count successes
 SUCCESS_REWARD = {"FrankaCubePush": 2.0, "FrankaCubeStack": 15.0}  # a last reward above it is a success
 FITNESS_FLOOR = {"Ant": 10.0, "Anymal": 4.0, "FrankaCubePush": 0.1, "FrankaCubeStack": 0.1, "Humanoid": 10.0}
 
@@ -77,27 +77,25 @@ def make_config(env_id, num_envs, sim_device, rl_device):
     from hydra import compose, initialize_config_dir
 
     devices = [f"sim_device={sim_device}", f"rl_device={rl_device}"]
-    with initialize_config_dir(config_folder()):
+    with initialize_config_dir(config_folder(), version_base="1.1"):  # as IsaacGymEnvs
         return compose("config", [*CONFIGURATIONS[env_id].split(), f"num_envs={num_envs}", "headless=True", *devices])
 
 
 class IsaacGym(VectorEnv):
     """A task of IsaacGymEnvs. Observation, reward, curriculum and the end of an episode are IsaacGymEnvs' own.
 
-    Isaac Gym executes a reset within the next step, so the state that an episode starts from is not seen before an
-    action is chosen. Here **the first observation of every episode is all zeros**, as Isaac Gym's own very first is: its
-    value is that of an average start, and what follows an end never leaks into the value of `final_obs`, which it would
-    if the last observation were handed out again. What the first action does depends on the task:
-        resets before physics   it drives the first step of the new episode, unseen
-        resets after physics    it moves what is already dead; the step has reward 0, no end and no length, and leads to
-                                the start state (or to zeros again, if the task raises its flag once more)
-    A time-out that coincides with a failure counts as a time-out. An episode's time limit is one step shorter than
-    `max_episode_steps`, as in IsaacGymEnvs.
+    Isaac Gym executes a reset within the next step, so an episode's first action is chosen before its start state is
+    seen. The learner is told so: the first observation of every episode is all zeros, as Isaac Gym's own very first one
+    is. Its value becomes that of an average start; were the last observation handed out again, as IsaacGymEnvs does,
+    its value would become that of the next episode's start, and a truncation would bootstrap with it. The first action
+        of a task that resets before physics   drives the new episode's first step;
+        of a task that resets after physics    does nothing: the step has reward 0, does not end, counts for no length
+                                               and leads to the start state, or to zeros if the task resets once more.
+    A time-out ends an episode one step before `max_episode_steps`, as in IsaacGymEnvs, and hides a failure in that step.
     """
 
     engine_name = "isaacgym"
     resumes_exactly = False
-    curriculum: Tuple[str, ...] = ()
 
     def __init__(self, env_id, num_envs, device, seed):
         super().__init__(num_envs, device, seed)
@@ -106,13 +104,13 @@ class IsaacGym(VectorEnv):
         self.num_obs, self.num_actions = int(self.task.num_obs), int(self.task.num_actions)
         self.max_episode_steps = int(self.task.max_episode_length)
         self.fitness_floor = FITNESS_FLOOR.get(env_id, 1.0)
-        self.resets_before_physics = env_id.startswith(RESETS_BEFORE_PHYSICS)
+        self.dexterous = env_id.startswith(DEXTEROUS)
         self.obs = torch.zeros(num_envs, self.num_obs, device=self.device)
         self.reward = torch.zeros(num_envs, device=self.device)
         self.extras = {}
-        if hasattr(self.task, "success_tolerance") and env_id.startswith("AllegroKuka"):
+        if env_id.startswith("AllegroKuka"):
             self.curriculum = ("tolerance",)  # m; named as in envs/tasks
-            self.tolerance = torch.tensor(float(self.task.success_tolerance))
+            self.tolerance = torch.tensor(self.task.success_tolerance, dtype=torch.float64)
         torch.manual_seed(seed)  # IsaacGymEnvs draws from the global generators and does not seed them
 
     def reset_where(self, mask):
@@ -129,15 +127,14 @@ class IsaacGym(VectorEnv):
         self.episode_step.copy_(self.task.progress_buf)
         if self.curriculum:
             self.tolerance.fill_(self.task.success_tolerance)
-        if not self.resets_before_physics:
+        if not self.dexterous:
             obs = obs.masked_fill((resetting & ends)[:, None], 0.0)
             reward = reward.masked_fill(resetting, 0.0)
             ends = ends & ~resetting
             self.episode_length -= resetting.long()
         self.obs, self.reward = obs, reward
-        most = getattr(self.task, "max_consecutive_successes", 0)
-        if most:  # a goal, not a failure
-            time_outs = time_outs | (self.successes() >= most)
+        if self.dexterous and self.task.max_consecutive_successes:  # to have reached them all is no failure
+            time_outs = time_outs | (self.successes() >= self.task.max_consecutive_successes)
         return reward, ends & ~time_outs, ends & time_outs
 
     def successes(self):
@@ -147,7 +144,7 @@ class IsaacGym(VectorEnv):
         return self.obs
 
     def objective(self):
-        if hasattr(self.task, "successes"):
+        if self.dexterous:
             return self.successes().clone()
         if self.env_id in SUCCESS_REWARD:
             return (self.reward > SUCCESS_REWARD[self.env_id]).float()
@@ -171,10 +168,10 @@ class IsaacGym(VectorEnv):
         print("Isaac Gym cannot restore its physics: all episodes begin anew", file=sys.stderr)
 
     def render(self, index):
-        raise RuntimeError("Isaac Gym draws no pictures here; evaluate.py --engine mujoco --video films the same policy")
+        raise NotImplementedError("Isaac Gym draws nothing here; another engine films the same policy")
 
 
-def find_simulation(env_id, num_envs, device, seed):
+def find_simulation(env_id, num_envs, device, seed) -> "VecTask":
     """The process's one VecTask. Raises ValueError (one line) where there is another one already."""
     import isaacgymenvs
 
