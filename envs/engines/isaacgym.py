@@ -91,7 +91,7 @@ class IsaacGym(VectorEnv):
         of a task that resets before physics   drives the new episode's first step;
         of a task that resets after physics    does nothing: the step has reward 0, does not end, counts for no length
                                                and leads to the start state, or to zeros if the task resets once more.
-    A time-out ends an episode one step before `max_episode_steps`, as in IsaacGymEnvs, and hides a failure in that step.
+    A time-out ends an episode one step before `max_episode_steps`, as in IsaacGymEnvs; a failure in it goes unnoticed.
     """
 
     engine_name = "isaacgym"
