@@ -21,14 +21,14 @@ from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from typing import Literal, Optional, Tuple
 
+import envs as tasks  # before torch: it imports Isaac Gym where --engine asks for it
+
 import numpy as np
 import torch
 import torch.nn as nn
 import tyro
 from torch.distributions import Normal, kl_divergence
 from torch.utils.tensorboard import SummaryWriter
-
-import envs as tasks
 
 PAPER_NUM_ENVS, CPU_NUM_ENVS = 24_576, 1_024  # on a CPU the latter stands in for the former
 # What is tuned per task: SAPG's and CPO's tables, where they differ the released code; Ant, Cartpole from IsaacGymEnvs
@@ -55,6 +55,8 @@ TASK_HYPERPARAMETERS = {
     "AllegroKukaRegrasping": ALLEGRO_KUKA,
     "AllegroKukaReorientation": ALLEGRO_KUKA,
     "AllegroKukaThrow": ALLEGRO_KUKA,
+    "AllegroKukaTwoArmsRegrasping": ALLEGRO_KUKA,
+    "AllegroKukaTwoArmsReorientation": ALLEGRO_KUKA,
     "Ant": dict(
         num_envs=4_096, total_timesteps=100_000_000, num_steps=16, num_minibatches=2, update_epochs=4,
         learning_rate=3e-4, kl_threshold=0.008, clip_coef=0.2, vf_coef=2.0, bounds_coef=1e-4, reward_scale=0.01,
@@ -82,6 +84,7 @@ MAX_LOG_RATIO = 20.0  # of two policies' probabilities, against overflow; no sou
 # SAPG: what a population adds to the table above
 POPULATION_HYPERPARAMETERS = {
     "AllegroKukaReorientation": dict(max_ent_coef=0.0025),  # half of the papers' coefficient, as released
+    "AllegroKukaTwoArmsReorientation": dict(max_ent_coef=0.001),
     "Anymal": dict(max_ent_coef=0.001),
     "FrankaCubePush": dict(max_ent_coef=0.0025),
     "FrankaCubeStack": dict(max_ent_coef=0.0025),
@@ -91,7 +94,7 @@ POPULATION_HYPERPARAMETERS = {
 }
 # EPO: what its own table says otherwise (EPO B.2)
 EPO_HYPERPARAMETERS = {
-    **{f"AllegroKuka{task}": dict(bounds_coef=1e-5) for task in ("Regrasping", "Reorientation", "Throw")},
+    **{task: dict(bounds_coef=1e-5) for task in TASK_HYPERPARAMETERS if task.startswith("AllegroKuka")},
     **{task: dict(ga_threshold=0.5) for task in ("Ant", "Anymal", "Humanoid")},
 }
 LEADER = 0  # the agent that learns from all others; its environments are the first n
@@ -232,11 +235,11 @@ def refuse(flag, value, reason):
 
 def check_args(args):
     """Refuse every configuration that cannot work, before anything is created."""
-    for check, name, *more in ((tasks.find_class, "env_id"), (tasks.find_engine, "engine", args.device)):
+    for check, *names in ((tasks.check_env_id, "env_id"), (tasks.find_engine, "engine", "env_id", "device")):
         try:
-            check(getattr(args, name), *more)
+            check(*(getattr(args, name) for name in names))
         except ValueError as error:
-            refuse(name, getattr(args, name), error)
+            refuse(names[0], getattr(args, names[0]), error)
     if args.engine == "warp" and args.cuda and args.device == "cpu":
         refuse("engine", "warp", "needs a CUDA GPU, none was found; with --no-cuda it runs on the CPU, slowly")
     for f in fields(args):
@@ -787,8 +790,9 @@ def main(argv=None):
         agent.load_state_dict(saved["agent"])
         optimizer.load_state_dict(saved["optimizer"])
         envs.load_state_dict(saved["envs"])
-        running = ("obs", "dones", "lstm_state", "latest")
-        obs[0], dones[0], lstm_state, latest = (saved[key].to(device) for key in running)
+        latest = saved["latest"].to(device)
+        if getattr(envs, "resumes_exactly", True):
+            obs[0], dones[0], lstm_state = (saved[key].to(device) for key in ("obs", "dones", "lstm_state"))
         # EPO
         vars(fitness).update({k: v.to(device) if torch.is_tensor(v) else v for k, v in saved["fitness"].items()})
         vars(heredity).update(saved["heredity"])

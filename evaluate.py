@@ -13,10 +13,10 @@ import sys
 from types import SimpleNamespace
 from typing import Optional, Tuple
 
+import envs as tasks  # before torch: it imports Isaac Gym where --engine asks for it
+
 import torch
 import tyro
-
-import envs as tasks
 
 
 @dataclasses.dataclass
@@ -72,7 +72,7 @@ def load(path):
 def make_envs(saved, num_envs, args, device):
     """Fresh environments of the checkpoint's task with its curriculum."""
     try:
-        envs = tasks.make(saved["args"]["env_id"], num_envs, device, args.seed, tasks.find_engine(args.engine, device))
+        envs = tasks.make(saved["args"]["env_id"], num_envs, device, args.seed, args.engine)
     except ValueError as error:
         refuse("--engine", args.engine, error)
     for name in getattr(envs, "curriculum", ()):
@@ -163,6 +163,8 @@ def main(argv=None):
         refuse("--seed", args.seed, "must be at least 0 and below 2**32")
     if args.video and not (args.video.endswith(".mp4") and os.path.isdir(os.path.dirname(args.video) or ".")):
         refuse("--video", args.video, "must be a path.mp4 in a folder that exists")
+    if args.video and args.engine == "isaacgym":
+        refuse("--video", args.video, "Isaac Gym draws nothing here; another --engine films the same policy")
     saved, script = load(args.run)
     num_agents, best = agents_of(saved)
     for k in args.agents:

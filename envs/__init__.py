@@ -7,9 +7,9 @@ import importlib.util
 import inspect
 import sys
 
-import torch
-
+from envs import before_torch  # the first: see there
 from envs.base import VectorEnv
+from envs.engines import isaacgym
 
 TASKS = {
     "AllegroHand": "envs.tasks.in_hand:AllegroHand",
@@ -25,7 +25,19 @@ TASKS = {
     "Moat": "envs.tasks.moat:Moat",
     "ShadowHand": "envs.tasks.in_hand:ShadowHand",
 }
-ENGINES = {"mujoco": "mujoco", "warp": "mujoco_warp"}  # name -> the package that it needs
+PURE_TORCH = ("Moat",)  # they step themselves
+# name -> the package that it needs; not Isaac Gym, which "auto" never means
+ENGINES = {"mujoco": "mujoco", "warp": "mujoco_warp"}
+
+
+def check_env_id(env_id):
+    """Raises ValueError (one line) where `env_id` is neither known nor an importable class of your own."""
+    known = list(dict.fromkeys([*TASKS, *isaacgym.CONFIGURATIONS]))
+    if ":" in env_id:
+        find_class(env_id)
+    elif env_id not in known:
+        nearest = difflib.get_close_matches(env_id, known, n=1, cutoff=0.0)[0]
+        raise ValueError(f"did you mean {nearest}? Known: {', '.join(known)}, or package.module:Class")
 
 
 def find_class(env_id):
@@ -33,9 +45,6 @@ def find_class(env_id):
 
     Raises ValueError with one line that says what would be valid.
     """
-    if ":" not in env_id and env_id not in TASKS:
-        nearest = difflib.get_close_matches(env_id, TASKS, n=1, cutoff=0.0)[0]
-        raise ValueError(f"did you mean {nearest}? Known: {', '.join(TASKS)}, or package.module:Class")
     module_name, class_name = TASKS.get(env_id, env_id).split(":", 1)
     if "" not in sys.path:
         sys.path.insert(0, "")  # a task of your own is looked up from the working directory
@@ -48,24 +57,47 @@ def find_class(env_id):
     return task
 
 
-def find_engine(engine, device="cpu"):
-    """The engine that `engine` stands for: "auto" is the fastest one present. Raises ValueError (one line)."""
+def find_engine(engine, env_id, device="cpu"):
+    """The engine that `engine` stands for on this task, None where the task steps itself. "auto" is the fastest one.
+
+    env_id: one that `check_env_id` lets pass. Raises ValueError (one line) for an engine that cannot be had.
+    """
+    if engine == "isaacgym":
+        problem = isaacgym.find_problem(env_id)
+        if problem:
+            raise ValueError(problem)
+        return engine
+    if ":" not in env_id and env_id not in TASKS:
+        raise ValueError("must be isaacgym, no other engine has this task")
+    if env_id in PURE_TORCH or ":" in env_id and "engine" not in inspect.signature(find_class(env_id)).parameters:
+        if engine == "auto":
+            return None
+        raise ValueError("must be auto, this task steps itself")
     installed = [name for name, package in ENGINES.items() if importlib.util.find_spec(package)]
     if engine == "auto" and installed:
-        engine = "warp" if "warp" in installed and torch.device(device).type == "cuda" else "mujoco"
-    if engine not in installed:
-        missing = f"needs the package {ENGINES[engine]}, not installed" if engine in ENGINES else "not available"
-        raise ValueError(f"{missing}; valid here: {', '.join(['auto'] + installed)}")
-    if engine == "warp":
-        ours, theirs = (importlib.metadata.version(name) for name in ("mujoco", "mujoco-warp"))
-        if ours.split(".")[:3] != theirs.split(".")[:3]:
-            raise ValueError(f"mujoco {ours} and mujoco-warp {theirs} differ: pip install -r requirements-gpu.txt")
-    return engine
+        engine = "warp" if "warp" in installed and str(device).startswith("cuda") else installed[0]
+    if engine in installed:
+        if engine == "warp":
+            check_versions()
+        return engine
+    missing = f"needs the package {ENGINES[engine]}, not installed" if engine in ENGINES else "not available"
+    if engine == "auto":
+        missing = f"needs one of the packages {', '.join(ENGINES.values())}, none is installed"
+    raise ValueError(f"{missing}; valid here: {', '.join(['auto'] + installed) if installed else 'none'}")
+
+
+def check_versions():
+    """Raises ValueError (one line) where MuJoCo and MuJoCo Warp are not of one version."""
+    ours, theirs = (importlib.metadata.version(name) for name in ("mujoco", "mujoco-warp"))
+    if ours.split(".")[:3] != theirs.split(".")[:3]:
+        raise ValueError(f"mujoco {ours} and mujoco-warp {theirs} differ: pip install -r requirements-gpu.txt")
 
 
 def make(env_id, num_envs, device="cpu", seed=1, engine="auto"):
     """Make `num_envs` copies of a task on `device`. Raises ValueError for an unknown id or engine."""
+    check_env_id(env_id)
+    engine = find_engine(engine, env_id, device)
+    if engine == "isaacgym":
+        return isaacgym.IsaacGym(env_id, num_envs, device, seed)
     task = find_class(env_id)
-    if "engine" in inspect.signature(task).parameters:
-        return task(num_envs, device, seed, engine=find_engine(engine, device))
-    return task(num_envs, device, seed)
+    return task(num_envs, device, seed, engine=engine) if engine else task(num_envs, device, seed)

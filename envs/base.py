@@ -1,5 +1,7 @@
 """The contract between the learning scripts and every environment (Gymnasium's words, torch tensors)."""
 
+from typing import Tuple
+
 import torch
 
 
@@ -16,7 +18,8 @@ class VectorEnv:
     fitness_floor = 1.0  # smallest spread of the objective that counts as a difference (EPO Eq. 3)
     engine_name = "torch"  # what steps the physics, for the first terminal line
     frame_rate = 60  # control steps per second, for films
-    curriculum = ()  # names of the tensors that a curriculum moves: an evaluation takes them over from training
+    resumes_exactly = True  # whether `load_state_dict` brings the running episodes back
+    curriculum: Tuple[str, ...] = ()  # names of the tensors that it moves: an evaluation takes them over from training
 
     def __init__(self, num_envs, device, seed):
         self.num_envs = num_envs

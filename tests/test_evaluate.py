@@ -146,7 +146,9 @@ def test_films(agents, shape, capsys):
     ("run --agents -1", "--agents -1: must be between 0 and 3"),
     ("run --video film.gif", "--video film.gif: must be a path.mp4"),
     ("run --video nowhere/film.mp4", "--video nowhere/film.mp4: must be a path.mp4 in a folder that exists"),
-    ("run --engine bullet", "--engine bullet: not available; valid here: auto"),
+    ("run --engine physx", "--engine physx: not available; valid here: auto"),
+    ("run --engine isaacgym", "--engine isaacgym: needs Python 3.8, this is 3."),
+    ("run --engine isaacgym --video film.mp4", "--video film.mp4: Isaac Gym draws nothing here"),
 ])  # fmt: skip
 def test_bad_input(flags, line, capsys):
     run = train(sapg, "--env-id Cartpole --total-timesteps 1024")

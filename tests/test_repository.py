@@ -15,6 +15,7 @@ import cpo
 import envs
 import epo
 import evaluate
+from envs.engines import isaacgym
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 SCRIPTS = ["ppo.py", "sapg.py", "cpo.py", "epo.py"]
@@ -153,14 +154,15 @@ def test_scripts_have_the_same_order():
 @every_script
 def test_tables_name_tasks_and_flags_that_exist(script):
     module = importlib.import_module(script[:-3])
-    assert set(module.TASK_HYPERPARAMETERS) == set(envs.TASKS)
+    known = {*envs.TASKS, *isaacgym.CONFIGURATIONS}
+    assert set(module.TASK_HYPERPARAMETERS) == known
     tables = [getattr(module, name) for name in dir(module) if name.endswith("_HYPERPARAMETERS")]
     assert all(set(row) <= set(flags(script)) for table in tables for row in table.values())
-    assert all(env_id in envs.TASKS for table in tables for env_id in table)
+    assert all(env_id in known for table in tables for env_id in table)
 
 
 @pytest.mark.parametrize("script, most", [
-    # targets 480, 570, 650, 650, before checkpoints (130 lines), the tables of all tasks (30 to 45 lines), and in the
+    # targets 480, 570, 650, 650, before checkpoints (130 lines), the tables of all tasks (35 to 50 lines), and in the
     # last three the diagnostics (90 lines); then what a GPU and Isaac Gym need before they start (15 lines)
     ("ppo.py", 655),
     ("sapg.py", 855),
@@ -202,10 +204,19 @@ def test_requirements_are_pinned_and_used_and_enough():
     parts = {part for name in imported for part in name.split(".")}  # torch.utils.tensorboard needs tensorboard
     assert names <= parts
     own = {"envs", *(path.stem for path in SOURCES)}
-    drawing = {"matplotlib"}  # benchmarks/ says so where it draws
-    assert {name.split(".")[0] for name in imported} - set(sys.stdlib_module_names) - own - drawing <= names
+    others = {"matplotlib"}  # benchmarks/ says so where it draws
+    others |= {"isaacgym", "isaacgymenvs", "hydra"}  # README says how to install them
+    others |= {"mujoco_warp", "warp"}  # in requirements-gpu.txt
+    assert {name.split(".")[0] for name in imported} - set(sys.stdlib_module_names) - own - others <= names
     first, *others = requirements("requirements-dev.txt")
-    assert first == "-r requirements.txt" and all(re.fullmatch(r"[\w-]+==[\d.]+", line) for line in others)
+    assert first == "-r requirements-gpu.txt" and all(re.fullmatch(r"[\w-]+==[\w.]+", line) for line in others)
+
+
+def test_isaac_gym_gets_versions_that_it_can_use():
+    versions = dict(line.split("==") for line in requirements("requirements-isaacgym.txt"))
+    numbers = {name: tuple(map(int, version.split("."))) for name, version in versions.items()}
+    assert numbers.keys() == {"numpy", "tensorboard", "torch", "tyro"}
+    assert numbers["numpy"] < (1, 24) and numbers["torch"] < (2, 5)  # the last of torch with Python 3.8 is 2.4
 
 
 def test_ci_calls_readmes_test_command():

@@ -226,5 +226,6 @@ def test_too_little_memory_is_one_line(monkeypatch, capsys):
 
 
 def test_auto_takes_warp_on_a_gpu_alone():
-    assert envs.find_engine("auto", "cpu") == "mujoco" and envs.find_engine("auto", "cuda") == "warp"
+    assert envs.find_engine("auto", "Cartpole", "cpu") == "mujoco"
+    assert envs.find_engine("auto", "Cartpole", "cuda") == "warp"
     assert wp.config.version == importlib.metadata.version("warp-lang")

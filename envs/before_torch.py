@@ -1,0 +1,13 @@
+"""Imports Isaac Gym where the command line asks for it: it refuses to be imported after torch. Imports nothing else."""
+
+import importlib.util
+import sys
+
+FAILURE = ""  # what `import isaacgym` raised
+
+asked = "--engine=isaacgym" in sys.argv or ("--engine", "isaacgym") in zip(sys.argv, sys.argv[1:])
+if asked and sys.version_info < (3, 9) and importlib.util.find_spec("isaacgym"):
+    try:
+        import isaacgym  # noqa: F401
+    except ImportError as error:
+        FAILURE = str(error)
