@@ -6,6 +6,7 @@ from functools import lru_cache
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import envs
 from conftest import DRIFT
@@ -107,6 +108,28 @@ def test_what_was_returned_does_not_change_later(env_id):
         copies += [x.clone() for x in new]
     env.load_state_dict(started(env_id, seed=2)[0].state_dict())
     assert all(torch.equal(a, b) for a, b in zip(returned, copies))
+
+
+class RefuseToWait(TorchDispatchMode):
+    """Fails on what makes the host wait for a GPU."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        masks = args[1] if str(func).startswith(("aten.index.", "aten.index_put")) else []
+        assert not any(x is not None and x.dtype == torch.bool for x in masks), func
+        assert not str(func).startswith(("aten._local_scalar_dense", "aten.nonzero", "aten.masked_select")), func
+        return func(*args, **(kwargs or {}))
+
+
+@every_env
+def test_a_step_does_not_wait_for_a_gpu(env_id, monkeypatch):
+    env, _ = started(env_id)
+    for name in ("step", "set_state", "set_mocap"):  # the engine's own: see tests of engines
+        if hasattr(env, "engine"):
+            monkeypatch.setattr(env.engine, name, lambda *args: None)
+    with pytest.raises(AssertionError), RefuseToWait():
+        env.episode_return[env.episode_return > 0.0] = 0.0
+    with RefuseToWait():
+        env.step(torch.zeros(4, env.num_actions))
 
 
 @every_env

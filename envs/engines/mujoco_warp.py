@@ -141,7 +141,10 @@ class MujocoWarp:
         self.body_pos, self.body_quat, self.body_linvel, self.body_angvel = poses.split([3, 4, 3, 3], 2)
         self._body_ids = torch.tensor(body_ids, dtype=torch.long, device=self.device)
         self._pushed = False  # whether xfrc_applied holds anything but zeros
-        self._seen = None  # the counts on their way to the host
+        gpu = self.device.type == "cuda"
+        self._new_counts = wp.to_torch(self._counts)
+        self._seen_counts = torch.zeros(4, dtype=torch.int32, pin_memory=gpu)  # on the host
+        self._seen = torch.cuda.Event() if gpu else None
         self._painter = Painter()
 
         notice = threading.Timer(3.0, print, ["MuJoCo Warp compiles its kernels, once: a minute or two"])
@@ -163,8 +166,10 @@ class MujocoWarp:
         if xfrc is not None or self._pushed:
             self._xfrc[:, self._body_ids] = 0.0 if xfrc is None else xfrc
             self._pushed = xfrc is not None
-        self._launch(self._step_graph)
-        self._fetch_counts()
+        wp.capture_launch(self._step_graph)
+        self._seen_counts.copy_(self._new_counts, non_blocking=True)
+        if self._seen:
+            self._seen.record()
 
     def set_state(self, mask, qpos, qvel):
         """Put the worlds of mask (N,) bool at qpos (N, nq), qvel (N, nv) and time 0; all others keep every bit.
@@ -176,7 +181,7 @@ class MujocoWarp:
         self.qvel.copy_(torch.where(rows, qvel, self.qvel))
         self.sensors.masked_fill_(rows, 0.0)
         self._time.masked_fill_(mask, 0.0)
-        self._launch(self._read_graph)
+        wp.capture_launch(self._read_graph)
 
     def set_mocap(self, mask, pose):
         """Put the mocap bodies of the worlds of mask (N,) bool at pose (N, M, 7), as MujocoCpu's."""
@@ -200,7 +205,7 @@ class MujocoWarp:
         pos, quat = state["mocap"].split([self._mocap_pos[0].numel(), self._mocap_quat[0].numel()], 1)
         self._mocap_pos.copy_(pos.view_as(self._mocap_pos))
         self._mocap_quat.copy_(quat.view_as(self._mocap_quat))
-        self._launch(self._read_graph)
+        wp.capture_launch(self._read_graph)
 
     def render(self, index, camera=-1, width=640, height=480, markers=None):
         """World `index` as an (height, width, 3) uint8 numpy image, off-screen, by MuJoCo; see `Painter.draw`."""
@@ -254,31 +259,12 @@ class MujocoWarp:
                 function()
         return capture.graph
 
-    def _launch(self, graph):
-        """On torch's stream, so that everything happens in the order in which it is written."""
-        if self.device.type == "cuda":
-            wp.capture_launch(graph, wp.stream_from_torch(torch.cuda.current_stream(self.device)))
-        else:
-            wp.capture_launch(graph)
-
     # ---------------------------------------------------------------- buffers and memory
 
-    def _fetch_counts(self):
-        """Start a copy of the counts to the host, without waiting for it."""
-        if self._seen is None:
-            counts = wp.to_torch(self._counts)
-            if self.device.type == "cuda":
-                host = torch.empty(4, dtype=torch.int32, pin_memory=True)
-                self._seen = host.copy_(counts, non_blocking=True), torch.cuda.Event()
-                self._seen[1].record()
-            else:
-                self._seen = counts, None
-
     def _raise_errors(self):
-        if self._seen is None or self._seen[1] and not self._seen[1].query():
-            return
-        overflow, contacts, constraints, control = self._seen[0].tolist()
-        self._seen = None
+        if self._seen and not self._seen.query():
+            return  # the GPU is still at it
+        overflow, contacts, constraints, control = self._seen_counts.tolist()
         if overflow & mjw.OverflowType.NEFC:
             raise RuntimeError(
                 f"max_constraints {self.max_constraints}: too small, a world had {constraints} rows of constraints; "
