@@ -22,7 +22,7 @@ class StillEngine:
 
     name = "still"
 
-    def __init__(self, models, num_envs, substeps, bodies, device):
+    def __init__(self, models, num_envs, substeps, bodies, device, *buffers):
         self.models, self.bodies, self.substeps = list(models), bodies, substeps
         self.broken = torch.zeros(num_envs, dtype=torch.bool)
         self.qpos, self.qvel = torch.zeros(num_envs, 1), torch.zeros(num_envs, 1)

@@ -221,7 +221,7 @@ class StillEngine:
 
     name = "still"
 
-    def __init__(self, models, num_envs, substeps, bodies, device):
+    def __init__(self, models, num_envs, substeps, bodies, device, *buffers):
         self.bodies, self.substeps, self.timestep = bodies, substeps, models[0].option.timestep
         self.broken = torch.zeros(num_envs, dtype=torch.bool)
         self.qpos, self.qvel = torch.zeros(num_envs, 23), torch.zeros(num_envs, 22)

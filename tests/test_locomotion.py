@@ -266,7 +266,7 @@ class StillEngine:
 
     name = "still"
 
-    def __init__(self, models, num_envs, substeps, bodies, device):
+    def __init__(self, models, num_envs, substeps, bodies, device, *buffers):
         (spec,) = models
         model = spec.compile()
         self.broken = torch.zeros(num_envs, dtype=torch.bool)
