@@ -1,9 +1,11 @@
 """Steps per second and memory on this machine: `python benchmarks/throughput.py [--num-envs 1024] [--env-id all]`.
 
+On a GPU, with MuJoCo Warp: `--num-envs 4096 8192 16384 24576 49152 --num-agents 6 64 128`.
+
 In one run: (a) the engine's step (physics, read-out of poses, checks) and (b) the whole environment around it, under
 random actions, resets included; (c) training with an MLP and (d) with the papers' LSTM, split into rollout and update;
-(e) EPO with 6 and with 64 agents. Medians over iterations, the first left out. With `--env-id all` (a) and (b) of
-every robot task. Prints a Markdown table.
+(e) EPO with 6 and with 64 agents. Medians over iterations, the first left out; peak memory is the process's on a CPU,
+on a GPU all that is in use there. With `--env-id all` (a) and (b) of every robot task. Prints a Markdown table.
 """
 
 import argparse
@@ -26,23 +28,33 @@ import envs as tasks  # noqa: E402
 SMALL = ["--no-lstm", "--hidden-sizes", "256", "128", "64"]
 
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def now():
+    """Seconds, after all that the GPU was given to do."""
+    if DEVICE == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
 def environment_speed(env_id, num_envs, num_steps):
     """Steps per second of the engine alone and of the whole environment, over the same steps of the same run."""
-    envs = tasks.make(env_id, num_envs)
+    envs = tasks.make(env_id, num_envs, DEVICE)
     engine_step, engine_times, times = envs.engine.step, [], []
 
     def timed(*args):
-        start = time.perf_counter()
+        start = now()
         engine_step(*args)
-        engine_times.append(time.perf_counter() - start)
+        engine_times.append(now() - start)
 
     envs.engine.step = timed
     envs.reset()
     for _ in range(num_steps):
-        action = 2.0 * torch.rand(num_envs, envs.num_actions) - 1.0
-        start = time.perf_counter()
+        action = 2.0 * torch.rand(num_envs, envs.num_actions, device=DEVICE) - 1.0
+        start = now()
         envs.step(action)
-        times.append(time.perf_counter() - start)
+        times.append(now() - start)
     return num_envs * num_steps / sum(engine_times), num_envs * num_steps / sum(times)
 
 
@@ -51,7 +63,15 @@ def training_speed(command, iterations):
     with tempfile.TemporaryDirectory() as folder:
         env = {**os.environ, "PYTHONPATH": str(ROOT)}
         process = subprocess.Popen([sys.executable, *command], cwd=folder, env=env, stdout=subprocess.DEVNULL)
-        _, status, usage = os.wait4(process.pid, 0)
+        on_gpu = 0
+        while True:
+            pid, status, usage = os.wait4(process.pid, os.WNOHANG)
+            if pid:
+                break
+            if DEVICE == "cuda":
+                free, total = torch.cuda.mem_get_info()
+                on_gpu = max(on_gpu, total - free)
+            time.sleep(0.1)
         if status:
             raise SystemExit(f"failed: {' '.join(command)}")
         events = EventAccumulator(str(next(pathlib.Path(folder, "runs").iterdir())))
@@ -60,38 +80,38 @@ def training_speed(command, iterations):
             statistics.median([e.value for e in events.Scalars(f"perf/{part}_s")][1:]) for part in ("rollout", "update")
         ]
         steps = events.Scalars("perf/rollout_s")[-1].step / iterations
-    return steps / (rollout + update), rollout, update, usage.ru_maxrss / 1e6
+    return steps / (rollout + update), rollout, update, on_gpu / 1e9 if DEVICE == "cuda" else usage.ru_maxrss / 1e6
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--env-id", default="AllegroKukaRegrasping")
-    parser.add_argument("--num-envs", type=int, default=1_024)
+    parser.add_argument("--num-envs", type=int, nargs="+", default=[1_024])
+    parser.add_argument("--num-agents", type=int, nargs="+", default=[6, 64])
     parser.add_argument("--iterations", type=int, default=7)
     args = parser.parse_args()
-    n, k = args.num_envs, args.num_envs // 192 * 192  # both 6 and 64 divide 192
     if args.env_id == "all":
         print("| env id | engine, steps/s | environment, steps/s | share |\n|-|-|-|-|")
         for env_id in sorted(tasks.TASKS.keys() - {"Moat"}):  # Moat has no engine
-            engine, whole = environment_speed(env_id, n, 150)
+            engine, whole = environment_speed(env_id, args.num_envs[0], 150)
             print(f"| `{env_id}` | {engine:,.0f} | {whole:,.0f} | {whole / engine:.0%} |", flush=True)
         return
-
-    engine, whole = environment_speed(args.env_id, n, 450)  # past the first time limit
-    print(f"{args.env_id}, {torch.get_num_threads()} torch threads\n")
+    print(f"{args.env_id}, {DEVICE}, {torch.get_num_threads()} torch threads\n")
     print("| what | environments | steps/s | rollout s | update s | peak memory GB |\n|-|-|-|-|-|-|")
-    print(f"| (a) engine | {n} | {engine:,.0f} | | | |")
-    print(f"| (b) whole environment, {whole / engine:.0%} of (a) | {n} | {whole:,.0f} | | | |", flush=True)
-    for name, script, num_envs, flags in (
-        ("(c) ppo.py, MLP 256-128-64", "ppo.py", n, SMALL),
-        ("(d) ppo.py, the papers' LSTM", "ppo.py", n, []),
-        ("(e) epo.py, 6 agents, MLP", "epo.py", k, [*SMALL, "--num-agents", "6"]),
-        ("(e) epo.py, 64 agents, MLP", "epo.py", k, [*SMALL, "--num-agents", "64"]),
-    ):
-        command = [str(ROOT / script), "--env-id", args.env_id, "--num-envs", str(num_envs), *flags]
-        command += ["--total-timesteps", str(num_envs * 16 * args.iterations)]
-        sps, rollout, update, memory = training_speed(command, args.iterations)
-        print(f"| {name} | {num_envs} | {sps:,.0f} | {rollout:.2f} | {update:.2f} | {memory:.2f} |", flush=True)
+    for n in args.num_envs:
+        engine, whole = environment_speed(args.env_id, n, 450)  # past the first time limit
+        print(f"| (a) engine | {n} | {engine:,.0f} | | | |")
+        print(f"| (b) whole environment, {whole / engine:.0%} of (a) | {n} | {whole:,.0f} | | | |", flush=True)
+        torch.cuda.empty_cache()  # does nothing on a CPU
+        runs = [("(c) ppo.py, MLP 256-128-64", "ppo.py", n, SMALL), ("(d) ppo.py, the papers' LSTM", "ppo.py", n, [])]
+        for agents in args.num_agents:
+            k = n // 384 * 384  # 6, 64 and 128 divide 384
+            runs.append((f"(e) epo.py, {agents} agents, MLP", "epo.py", k, [*SMALL, "--num-agents", str(agents)]))
+        for name, script, num_envs, flags in runs:
+            command = [str(ROOT / script), "--env-id", args.env_id, "--num-envs", str(num_envs), *flags]
+            command += ["--total-timesteps", str(num_envs * 16 * args.iterations)]
+            sps, rollout, update, memory = training_speed(command, args.iterations)
+            print(f"| {name} | {num_envs} | {sps:,.0f} | {rollout:.2f} | {update:.2f} | {memory:.2f} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -114,8 +114,6 @@ class MujocoWarp:
         for model in self.models:
             # the general algorithm finds fewer contacts between boxes than MuJoCo; this leaves them to a special one
             model.opt.disableflags |= mujoco.mjtDisableBit.mjDSBL_NATIVECCD.value
-            if model.opt.solver == mujoco.mjtSolver.mjSOL_PGS:
-                model.opt.solver = mujoco.mjtSolver.mjSOL_NEWTON  # Warp has no PGS; both find the same forces
         self.max_contacts, self.max_constraints = max_contacts, max_constraints
 
         self._wp_device = wp.device_from_torch(str(self.device))
