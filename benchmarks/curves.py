@@ -1,5 +1,6 @@
 """Scalars of one run as csv and plot: `python benchmarks/curves.py RUN_FOLDER OUT KEY...` writes OUT.csv and OUT.png.
 
+Of a run of more than 500 iterations every second one is written, of more than 1,000 every third, and so on.
 Needs matplotlib, which is not among the requirements.
 """
 
@@ -11,6 +12,8 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # noqa: E402
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # noqa: E402
+
+MAX_ROWS = 500  # per key
 
 
 def main():
@@ -27,6 +30,7 @@ def main():
         writer.writerow(["key", "step", "seconds", "value"])
         for axis, key in zip(axes[0], args.keys):
             scalars = events.Scalars(key)
+            scalars = scalars[:: 1 + len(scalars) // MAX_ROWS]
             start = scalars[0].wall_time
             writer.writerows((key, e.step, round(e.wall_time - start, 1), round(e.value, 5)) for e in scalars)
             axis.plot([e.step for e in scalars], [e.value for e in scalars], lw=0.8)
