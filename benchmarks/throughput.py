@@ -1,8 +1,9 @@
-"""Steps per second and memory on this machine: `python benchmarks/throughput.py [--num-envs 1024]`.
+"""Steps per second and memory on this machine: `python benchmarks/throughput.py [--num-envs 1024] [--env-id all]`.
 
 In one run: (a) the engine's step (physics, read-out of poses, checks) and (b) the whole environment around it, under
 random actions, resets included; (c) training with an MLP and (d) with the papers' LSTM, split into rollout and update;
-(e) EPO with 6 and with 64 agents. Medians over iterations, the first left out. Prints a Markdown table.
+(e) EPO with 6 and with 64 agents. Medians over iterations, the first left out. With `--env-id all` (a) and (b) of
+every robot task. Prints a Markdown table.
 """
 
 import argparse
@@ -69,6 +70,12 @@ def main():
     parser.add_argument("--iterations", type=int, default=7)
     args = parser.parse_args()
     n, k = args.num_envs, args.num_envs // 192 * 192  # both 6 and 64 divide 192
+    if args.env_id == "all":
+        print("| env id | engine, steps/s | environment, steps/s | share |\n|-|-|-|-|")
+        for env_id in sorted(tasks.TASKS.keys() - {"Moat"}):  # Moat has no engine
+            engine, whole = environment_speed(env_id, n, 150)
+            print(f"| `{env_id}` | {engine:,.0f} | {whole:,.0f} | {whole / engine:.0%} |", flush=True)
+        return
 
     engine, whole = environment_speed(args.env_id, n, 450)  # past the first time limit
     print(f"{args.env_id}, {torch.get_num_threads()} torch threads\n")

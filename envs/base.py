@@ -24,6 +24,8 @@ class VectorEnv:
     def __init__(self, num_envs, device, seed):
         self.num_envs = num_envs
         self.device = torch.device(device)
+        if self.device.type == "cuda" and (self.device.index or 0) >= torch.cuda.device_count():
+            raise ValueError(f"device {device}: there are {torch.cuda.device_count()} CUDA devices")
         self.generator = torch.Generator(self.device).manual_seed(seed)
         self.episode_step = torch.zeros(num_envs, dtype=torch.long, device=self.device)  # decides truncation
         self.episode_length = torch.zeros(num_envs, dtype=torch.long, device=self.device)

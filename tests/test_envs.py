@@ -293,6 +293,12 @@ def test_unknown_engine():
         envs.make("Cartpole", 1, engine="physx")
 
 
+def test_device_that_does_not_exist():
+    missing = f"cuda:{torch.cuda.device_count()}"
+    with pytest.raises(ValueError, match=f"device {missing}: there are {torch.cuda.device_count()} CUDA devices"):
+        envs.make("Cartpole", 1, missing)
+
+
 def test_engine_that_is_not_installed(monkeypatch):
     monkeypatch.setattr(envs.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match="needs the package mujoco, not installed"):

@@ -494,14 +494,6 @@ def test_angles_are_wrapped(make_still, env_id):
                                                         7.0 - 2 * math.pi], abs=1e-5)  # fmt: skip
 
 
-def test_rotation_matrix():
-    quaternions = torch.nn.functional.normalize(torch.randn(20, 4, generator=torch.Generator().manual_seed(0)))
-    for quaternion, matrix in zip(quaternions, task.rotation_matrix(quaternions)):
-        expected = np.zeros(9)
-        mujoco.mju_quat2Mat(expected, quaternion.double().numpy())
-        np.testing.assert_allclose(matrix.numpy().ravel(), expected, atol=1e-6)
-
-
 @BOTH
 def test_reset_distribution(make_still, env_id):
     env = make_still(env_id, 4000)

@@ -7,6 +7,8 @@ Lengths in m, angles in rad, masses in kg, inertias in kg m^2 about the centre o
 import mujoco
 import numpy as np
 
+from envs.robots.kuka_allegro import add_body
+
 NUM_ARM, NUM_JOINTS = 7, 9
 LINK_BODIES = ["panda_link%d" % i for i in range(1, 8)] + ["panda_leftfinger", "panda_rightfinger"]
 GRIP_BODY = "panda_grip_site"  # a frame of the last link, between the finger tips, 0.1025 m in front of the hand's
@@ -98,6 +100,7 @@ TABLE_TOP = TABLE_POS[2] + TABLE_SIZE[2] / 2.0
 CUBE_A, CUBE_B, GOAL = "cube_a", "cube_b", "goal"
 SIZE_A, SIZE_B = 0.05, 0.07  # m, edges
 CUBE_DENSITY = 1000.0  # kg / m^3
+WHITE = (0.9, 0.9, 0.92, 1)
 
 
 def add_franka(spec, pos):
@@ -106,16 +109,16 @@ def add_franka(spec, pos):
     spec: mujoco.MjSpec, changed in place.
     """
     spec.compiler.degree = False
-    parent = _add_body(spec.worldbody, "panda_link0", pos, (1, 0, 0, 0), *BASE)
+    parent = add_body(spec.worldbody, "panda_link0", pos, (1, 0, 0, 0), *BASE, WHITE)
     for i in range(NUM_ARM):
-        parent = _add_body(parent, LINK_BODIES[i], *LINKS[i])
+        parent = add_body(parent, LINK_BODIES[i], *LINKS[i], WHITE)
         joint = "panda_joint%d" % (i + 1)
         parent.add_joint(name=joint, axis=(0, 0, 1), range=JOINT_LIMITS[i], armature=ARM_ARMATURE)
         motor = spec.add_actuator(name=joint, target=joint, trntype=mujoco.mjtTrn.mjTRN_JOINT)
         motor.ctrlrange = (-ARM_EFFORT[i], ARM_EFFORT[i])
     parent.add_body(name=GRIP_BODY, pos=(0, 0, GRIP_OFFSET), quat=TURN_HAND)
     for i, side in ((7, 1), (8, -1)):
-        finger = _add_body(parent, LINK_BODIES[i], *LINKS[i])
+        finger = add_body(parent, LINK_BODIES[i], *LINKS[i], WHITE)
         finger.add_body(name=TIP_BODIES[i - 7], pos=(0, side * TIP_OFFSET[0], TIP_OFFSET[1]))
         joint, limits = "panda_finger_joint%d" % (i - 6), JOINT_LIMITS[i]
         finger.add_joint(
@@ -168,16 +171,3 @@ def _add_cube(spec, name, size, xy, rgba):
     cube.add_geom(
         name=name, type=mujoco.mjtGeom.mjGEOM_BOX, size=[size / 2] * 3, density=CUBE_DENSITY, rgba=rgba
     )  # fmt: skip
-
-
-def _add_body(parent, name, pos, quat, mass, com, inertia, shapes):
-    # gravcomp: the tasks have no gravity on the robot.
-    body = parent.add_body(name=name, pos=pos, quat=quat, mass=mass, ipos=com, fullinertia=inertia, gravcomp=1)
-    body.explicitinertial = True
-    for kind, first, second, third in shapes:
-        if kind == "box":
-            body.add_geom(type=mujoco.mjtGeom.mjGEOM_BOX, pos=first, size=second, quat=third, rgba=(0.3, 0.3, 0.33, 1))
-        else:
-            shape = mujoco.mjtGeom.mjGEOM_CAPSULE if kind == "capsule" else mujoco.mjtGeom.mjGEOM_CYLINDER
-            body.add_geom(type=shape, fromto=first + second, size=(third, 0, 0), rgba=(0.9, 0.9, 0.92, 1))
-    return body

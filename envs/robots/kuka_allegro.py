@@ -130,8 +130,8 @@ def add_kuka_allegro(spec, pos, yaw=0.0, prefix=""):
         spec.add_exclude(bodyname1=prefix + a, bodyname2=prefix + b)
 
 
-def add_body(parent, name, pos, quat, mass, com, inertia, shapes):
-    """Add a body of the tables above to its parent (mujoco.MjsBody) and return it."""
+def add_body(parent, name, pos, quat, mass, com, inertia, shapes, colour=(0.85, 0.5, 0.2, 1)):
+    """Add a body of the tables above to its parent (mujoco.MjsBody) and return it. Boxes are grey."""
     # gravcomp: the tasks have no gravity on the robot.
     body = parent.add_body(name=name, pos=pos, quat=quat, mass=mass, ipos=com, fullinertia=inertia, gravcomp=1)
     body.explicitinertial = True
@@ -140,5 +140,5 @@ def add_body(parent, name, pos, quat, mass, com, inertia, shapes):
             body.add_geom(type=mujoco.mjtGeom.mjGEOM_BOX, pos=first, size=second, quat=third, rgba=(0.3, 0.3, 0.33, 1))
         else:
             shape = mujoco.mjtGeom.mjGEOM_CAPSULE if kind == "capsule" else mujoco.mjtGeom.mjGEOM_CYLINDER
-            body.add_geom(type=shape, fromto=first + second, size=(third, 0, 0), rgba=(0.85, 0.5, 0.2, 1))
+            body.add_geom(type=shape, fromto=first + second, size=(third, 0, 0), rgba=colour)
     return body

@@ -10,22 +10,12 @@ from envs.base import VectorEnv
 from envs.engines import make_engine
 from envs.robots import ant, humanoid
 from envs.robots.walker import CONTROL_PERIOD, SUBSTEPS
+from envs.tasks.osc import rotation_matrix
 
 BUFFERS = 24, 128  # contacts and rows of constraints per world on a GPU; random legs made 7.4 (mean) and 40 (most)
 TARGET_X = 1000.0  # m: the point to run to is (1000, 0), out of reach
 POSE_NOISE, VELOCITY_NOISE = 0.2, 0.1  # rad, rad/s: half widths of the start's uniform noise
 REWARD_TERMS = ("progress", "alive", "upright", "heading", "action", "energy", "limits")
-
-
-def rotation_matrix(quaternion):
-    """Unit quaternion (N, 4) -> matrix (N, 3, 3), whose columns are the turned axes."""
-    w, x, y, z = quaternion.unbind(1)
-    rows = [
-        1.0 - 2.0 * (y * y + z * z), 2.0 * (x * y - w * z), 2.0 * (x * z + w * y),
-        2.0 * (x * y + w * z), 1.0 - 2.0 * (x * x + z * z), 2.0 * (y * z - w * x),
-        2.0 * (x * z - w * y), 2.0 * (y * z + w * x), 1.0 - 2.0 * (x * x + y * y),
-    ]  # fmt: skip
-    return torch.stack(rows, 1).view(-1, 3, 3)
 
 
 def wrap(angle):
@@ -102,7 +92,7 @@ class LocomotionBase(VectorEnv):
 
     def reward_terms(self, approach):
         """The reward of one control step, name -> (N,). approach (N,): how much nearer the target came, m."""
-        axes = rotation_matrix(self.engine.qpos[:, 3:7])
+        axes = rotation_matrix(self.engine.qpos[:, 3:7].T).permute(2, 0, 1)
         up, heading = axes[:, 2, 2], self.heading(axes)
         power = (self.action * self.joint_velocity_scale * self.engine.qvel[:, 6:]).abs()
         return {
@@ -130,7 +120,7 @@ class LocomotionBase(VectorEnv):
     def observe(self):
         """The observation (N, D); velocities in the torso's axes, angles in [-pi, pi)."""
         qpos, qvel = self.engine.qpos, self.engine.qvel
-        axes = rotation_matrix(qpos[:, 3:7])
+        axes = rotation_matrix(qpos[:, 3:7].T).permute(2, 0, 1)
         yaw = torch.atan2(axes[:, 1, 0], axes[:, 0, 0])
         roll = torch.atan2(axes[:, 2, 1], axes[:, 2, 2])
         to_target = torch.atan2(-qpos[:, 1], TARGET_X - qpos[:, 0])
