@@ -139,7 +139,7 @@ def test_a_joints_limit_is_not_taken_for_the_tendons_of_its_number():
 
 def test_a_full_buffer_of_contacts_names_the_setting_and_a_number_that_is_enough():
     engine = make(max_contacts=2)
-    with pytest.raises(RuntimeError, match=r"max_contacts 2: too small, .* use \d+") as error:
+    with pytest.raises(RuntimeError, match=r"max_contacts \(BUFFERS\[0\]\) 2: too small, .* use \d+") as error:
         run(engine, torch.zeros(150, 6, 2))
     enough = int(str(error.value).split()[-1])
     engine = make(max_contacts=enough)
@@ -148,7 +148,7 @@ def test_a_full_buffer_of_contacts_names_the_setting_and_a_number_that_is_enough
 
 
 def test_a_full_buffer_of_constraints_names_the_setting_and_a_number_that_is_enough():
-    with pytest.raises(RuntimeError, match=r"max_constraints 5: too small, .* use \d+") as error:
+    with pytest.raises(RuntimeError, match=r"max_constraints \(BUFFERS\[1\]\) 5: too small, .* use \d+") as error:
         run(make(max_constraints=5), torch.zeros(150, 6, 2))
     run(make(max_constraints=int(str(error.value).split()[-1])), torch.zeros(150, 6, 2))
 

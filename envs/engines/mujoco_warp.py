@@ -265,13 +265,13 @@ class MujocoWarp:
         overflow, contacts, constraints, control = self._seen_counts.tolist()
         if overflow & mjw.OverflowType.NEFC:
             raise RuntimeError(
-                f"max_constraints {self.max_constraints}: too small, a world had {constraints} rows of constraints; "
+                f"max_constraints (BUFFERS[1]) {self.max_constraints}: too small, a world had {constraints} rows of constraints; "
                 f"use {int(1.3 * constraints)}"
             )
         if overflow & FULL:
             per_world = contacts / self.num_envs
             raise RuntimeError(
-                f"max_contacts {self.max_contacts}: too small, the worlds had {per_world:.1f} contacts or nearly on "
+                f"max_contacts (BUFFERS[0]) {self.max_contacts}: too small, the worlds had {per_world:.1f} contacts or nearly on "
                 f"average; use {int(1.3 * per_world) + 1}"
             )
         if control:
