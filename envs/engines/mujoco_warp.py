@@ -265,14 +265,14 @@ class MujocoWarp:
         overflow, contacts, constraints, control = self._seen_counts.tolist()
         if overflow & mjw.OverflowType.NEFC:
             raise RuntimeError(
-                f"max_constraints (BUFFERS[1]) {self.max_constraints}: too small, a world had {constraints} rows of constraints; "
-                f"use {int(1.3 * constraints)}"
+                f"max_constraints (BUFFERS[1]) {self.max_constraints}: too small, a world had {constraints} rows of "
+                f"constraints; use {int(1.3 * constraints)}"
             )
         if overflow & FULL:
             per_world = contacts / self.num_envs
             raise RuntimeError(
-                f"max_contacts (BUFFERS[0]) {self.max_contacts}: too small, the worlds had {per_world:.1f} contacts or nearly on "
-                f"average; use {int(1.3 * per_world) + 1}"
+                f"max_contacts (BUFFERS[0]) {self.max_contacts}: too small, the worlds had {per_world:.1f} contacts or "
+                f"nearly on average; use {int(1.3 * per_world) + 1}"
             )
         if control:
             raise ValueError("a control is not finite")
