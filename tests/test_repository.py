@@ -251,7 +251,7 @@ def test_readme_names_functions_and_comments_that_exist():
 def test_readme_lists_every_task():
     rows = table("env id")
     assert {row[0].strip("`") for row in rows} == set(envs.TASKS)
-    for env_id, num_obs, num_actions, steps, _, engine in rows:
+    for env_id, num_obs, num_actions, steps, _, engine, *_ in rows:
         task = envs.make(env_id.strip("`"), 1)
         assert (int(num_obs), int(num_actions)) == (task.num_obs, task.num_actions)
         assert int(re.match(r"\d+", steps).group()) == task.max_episode_steps
