@@ -9,5 +9,5 @@ asked = "--engine=isaacgym" in sys.argv or ("--engine", "isaacgym") in zip(sys.a
 if asked and sys.version_info < (3, 9) and importlib.util.find_spec("isaacgym"):
     try:
         import isaacgym  # noqa: F401
-    except ImportError as error:
+    except (ImportError, RuntimeError) as error:  # RuntimeError: an old one, not for this Python
         FAILURE = str(error)

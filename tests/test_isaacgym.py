@@ -291,6 +291,14 @@ def test_the_curriculum_is_saved_and_all_else_begins_anew(install, capsys):
     assert started("Ant")[0].state_dict() == {}
 
 
+def test_the_curriculum_begins_anew_in_the_same_simulation(install):
+    install()
+    started("AllegroKukaThrow")[0].task.success_tolerance = 0.02
+    again = envs.make("AllegroKukaThrow", 4, "cpu", 1, "isaacgym")
+    play(again, [[0.0] * 4])
+    assert again.tolerance == again.task.success_tolerance == 0.075
+
+
 def test_one_simulation_per_process(install):
     standin = install()
     env, _ = started("Ant", 4)
@@ -314,7 +322,7 @@ def test_configuration(env_id, install):
     standin = install({})
     started(env_id, 6, seed=3)
     call = standin.calls[-1]
-    assert (call["seed"], call["headless"], call["force_render"], call["sim_device"]) == (3, True, False, "cpu")
+    assert (call["seed"], call["headless"], call["force_render"], call["sim_device"]) == (3, True, False, "cuda:0")
     env = call["cfg"].task.env
     assert env.numEnvs == 6 and call["cfg"].task.name == call["task"].replace("LSTM", "")
     if "Kuka" in env_id:
@@ -334,8 +342,7 @@ def hydra():
 def test_configuration_with_hydra(hydra, tmp_path, monkeypatch):
     """Overrides as hydra reads them, on files that stand to each other as IsaacGymEnvs' do."""
     (tmp_path / "task" / "env").mkdir(parents=True)
-    config = "num_envs: ''\nsim_device: a\nrl_device: b\nheadless: False\ndefaults: [{task: Ant}, _self_]\n"
-    (tmp_path / "config.yaml").write_text(config)
+    (tmp_path / "config.yaml").write_text("num_envs: ''\ndefaults: [{task: Ant}, _self_]\n")
     (tmp_path / "task" / "AllegroKuka.yaml").write_text(
         "defaults: [_self_, {env: reorientation}]\nname: AllegroKuka\n"
         "env: {subtask: '', numEnvs: '${...num_envs}', episodeLength: 600}\n"
@@ -347,11 +354,10 @@ def test_configuration_with_hydra(hydra, tmp_path, monkeypatch):
         (tmp_path / "task" / "env" / f"{subtask}.yaml").write_text(f"subtask: {subtask}\nepisodeLength: {length}\n")
     monkeypatch.setattr(isaacgym, "config_folder", lambda: str(tmp_path))
     for env_id in filter(lambda env_id: "Kuka" in env_id, ENV_IDS):
-        config = isaacgym.make_config(env_id, 6, "cuda:0", "cpu")
+        config = isaacgym.make_config(env_id, 6)
         task, subtask = config.task, config.task.env.subtask
         assert task.name + subtask.capitalize() == env_id and task.env.numEnvs == 6
         assert task.env.episodeLength == {"regrasping": 400, "throw": 300, "reorientation": 600}[subtask]
-        assert (config.sim_device, config.rl_device, config.headless) == ("cuda:0", "cpu", True)
 
 
 # ---------------------------------------------------------------- runs
@@ -495,6 +501,17 @@ def test_isaac_gym_is_imported_where_it_is_asked_for(argv, asked, refuse_torch, 
     failure = runpy.run_path(str(ROOT / "envs" / "before_torch.py"))["FAILURE"]
     assert (standin.torch_first is not None) == asked
     assert failure.startswith("PyTorch was imported before isaacgym") == (asked and refuse_torch)
+
+
+def test_an_isaac_gym_without_python_38_is_told(monkeypatch):
+    def refuse(self):
+        raise RuntimeError("No gym module found for the active version of Python (3.8)")
+
+    monkeypatch.setattr(isaacgym_standin.Standin, "on_import_of_isaacgym", refuse)
+    isaacgym_standin.install(monkeypatch)
+    monkeypatch.setattr(sys, "argv", ["ppo.py", "--engine", "isaacgym"])
+    monkeypatch.setattr(sys, "version_info", (3, 8, 18, "final", 0))
+    assert "No gym module found" in runpy.run_path(str(ROOT / "envs" / "before_torch.py"))["FAILURE"]
 
 
 def test_types():

@@ -72,13 +72,12 @@ def config_folder():
     return os.path.join(os.path.dirname(isaacgymenvs.__file__), "cfg")
 
 
-def make_config(env_id, num_envs, sim_device, rl_device):
+def make_config(env_id, num_envs):
     """IsaacGymEnvs' configuration of a task. isaacgymenvs.make composes it itself, but without subtasks."""
     from hydra import compose, initialize_config_dir
 
-    devices = [f"sim_device={sim_device}", f"rl_device={rl_device}"]
     with initialize_config_dir(config_folder(), version_base="1.1"):  # as IsaacGymEnvs
-        return compose("config", [*CONFIGURATIONS[env_id].split(), f"num_envs={num_envs}", "headless=True", *devices])
+        return compose("config", [*CONFIGURATIONS[env_id].split(), f"num_envs={num_envs}"])
 
 
 class IsaacGym(VectorEnv):
@@ -110,7 +109,7 @@ class IsaacGym(VectorEnv):
         self.extras = {}
         if env_id.startswith("AllegroKuka"):
             self.curriculum = ("tolerance",)  # m; named as in envs/tasks
-            self.tolerance = torch.tensor(self.task.success_tolerance, dtype=torch.float64)
+            self.tolerance = torch.tensor(self.task.initial_tolerance, dtype=torch.float64)
         torch.manual_seed(seed)  # IsaacGymEnvs draws from the global generators and does not seed them
 
     def reset_where(self, mask):
@@ -122,7 +121,7 @@ class IsaacGym(VectorEnv):
             self.task.success_tolerance = self.tolerance.item()
         resetting = self.task.reset_buf.to(self.device).bool()  # executed within this step
         obs, reward, reset, self.extras = self.task.step(action.to(self.task.device))
-        obs, reward = obs["obs"].to(self.device).clone(), reward.to(self.device).clone()
+        obs, reward = obs["obs"].to(self.device), reward.to(self.device).clone()  # the task writes on in its reward
         ends, time_outs = reset.to(self.device).bool(), self.extras["time_outs"].to(self.device).bool()
         self.episode_step.copy_(self.task.progress_buf)
         if self.curriculum:
@@ -180,16 +179,14 @@ def find_simulation(env_id, num_envs, device, seed) -> "VecTask":
         there = "{1:,} environments of {0}".format(*next(iter(simulation)))
         raise ValueError(f"Isaac Gym holds one simulation per process, and there is one: {there}")
     if not simulation:
-        sim_device = "cuda:0" if torch.cuda.is_available() else "cpu"
-        rl_device = "cuda:0" if torch.device(device).type == "cuda" else "cpu"
         simulation[key] = isaacgymenvs.make(
             seed=seed,
             task=task_name(env_id),
             num_envs=num_envs,
-            sim_device=sim_device,
-            rl_device=rl_device,
+            sim_device="cuda:0",
+            rl_device="cuda:0" if torch.device(device).type == "cuda" else "cpu",
             headless=True,
             force_render=False,
-            cfg=make_config(env_id, num_envs, sim_device, rl_device),
+            cfg=make_config(env_id, num_envs),
         )
     return simulation[key]

@@ -5,7 +5,7 @@ from typing import Any, Dict, Optional, Tuple
 from omegaconf import DictConfig
 from torch import Tensor
 
-class VecTask:  # isaacgymenvs.tasks.base.vec_task; tasks add the last four, not each of them all
+class VecTask:  # isaacgymenvs.tasks.base.vec_task; tasks add the last five, not each of them all
     device: str
     num_actions: int
     reset_buf: Tensor
@@ -15,6 +15,7 @@ class VecTask:  # isaacgymenvs.tasks.base.vec_task; tasks add the last four, not
     def step(self, actions: Tensor) -> Tuple[Dict[str, Tensor], Tensor, Tensor, Dict[str, Any]]: ...
     max_episode_length: float
     max_consecutive_successes: int
+    initial_tolerance: float
     success_tolerance: float
     successes: Tensor
 
