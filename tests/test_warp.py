@@ -22,7 +22,7 @@ from test_grasp import GRASP, LIFT, RESTING_HEIGHT, START
 pytest.importorskip("mujoco_warp")
 import warp as wp  # noqa: E402
 
-from envs.engines.mujoco_warp import check_memory  # noqa: E402
+from envs.engines import mujoco_warp  # noqa: E402
 
 CARTPOLE = "--env-id Cartpole --engine warp --no-cuda --num-envs 8 --num-steps 8 --hidden-sizes 16"
 
@@ -153,6 +153,22 @@ def test_a_full_buffer_of_constraints_names_the_setting_and_a_number_that_is_eno
     run(make(max_constraints=int(str(error.value).split()[-1])), torch.zeros(150, 6, 2))
 
 
+def test_a_full_buffer_of_cylinders_names_the_setting_and_a_number_that_is_enough(monkeypatch):
+    spec = make_spec()
+    for i in range(2):  # no special algorithm exists for a cylinder on a box
+        body = spec.worldbody.add_body(name=f"barrel {i}", pos=[0.5 * i - 2.0, 0.0, 0.06])
+        body.add_freejoint()
+        body.add_geom(type=mujoco.mjtGeom.mjGEOM_CYLINDER, size=[0.04, 0.05, 0.0])
+        spec.worldbody.add_geom(type=mujoco.mjtGeom.mjGEOM_BOX, size=[0.2, 0.2, 0.01], pos=[0.5 * i - 2.0, 0.0, 0.0])
+    monkeypatch.setattr(mujoco_warp, "MAX_CCD", 1)
+    with pytest.raises(RuntimeError, match=r"MAX_CCD \(envs.engines.mujoco_warp\) 1: too small.* use 2$"):
+        run(make(spec=spec), torch.zeros(50, 6, 2))
+    monkeypatch.setattr(mujoco_warp, "MAX_CCD", 2)
+    engine = make(spec=spec)
+    run(engine, torch.zeros(50, 6, 2))
+    assert (engine.qpos[:, -5] > 0.05).all()  # the barrels stand
+
+
 def test_a_control_that_is_not_finite_breaks_its_world_and_is_raised_with_the_next_step():
     engine = make()
     ctrl = torch.zeros(6, 2)
@@ -166,9 +182,9 @@ def test_a_control_that_is_not_finite_breaks_its_world_and_is_raised_with_the_ne
 def test_memory():
     assert 10e3 < make().bytes_per_world() < 1e6
     assert make(max_constraints=512).bytes_per_world() > make().bytes_per_world()
-    check_memory(1000, 1e5, 1e8)
+    mujoco_warp.check_memory(1000, 1e5, 1e8)
     with pytest.raises(ValueError, match=r"needs 0.2 GB of GPU memory, 0.1 GB are free: at most 1,000 fit"):
-        check_memory(2000, 1e5, 1e8)
+        mujoco_warp.check_memory(2000, 1e5, 1e8)
 
 
 # ---------------------------------------------------------------- scripts
@@ -218,7 +234,8 @@ def test_versions_that_do_not_match(monkeypatch, capsys):
 
 
 def test_too_little_memory_is_one_line(monkeypatch, capsys):
-    monkeypatch.setattr("envs.engines.mujoco_warp.MujocoWarp._check_memory", lambda self: check_memory(8, 1e9, 3e9))
+    check = mujoco_warp.check_memory
+    monkeypatch.setattr(mujoco_warp.MujocoWarp, "_check_memory", lambda self: check(8, 1e9, 3e9))
     with pytest.raises(SystemExit) as exit:
         ppo.main(CARTPOLE.split())
     line = capsys.readouterr().err

@@ -13,8 +13,11 @@ from envs.engines.rendering import Painter
 
 HUGE = wp.constant(1e6)  # no position or velocity of a sound world comes near it, in SI units
 JOINT_LIMIT = wp.constant(int(mujoco.mjtConstraint.mjCNSTR_LIMIT_JOINT))
-FULL = mjw.OverflowType.NEFC | mjw.OverflowType.BROADPHASE | mjw.OverflowType.NARROWPHASE | mjw.OverflowType.CCD
-WORKSPACE = 1.5  # memory of a world with what the solver allocates while it runs, over that of its data; measured
+FULL = mjw.OverflowType.BROADPHASE | mjw.OverflowType.NARROWPHASE
+MAX_CCD = 4  # buffer for pairs of shapes without a special algorithm, per world and kind: those with a cylinder
+# What a step allocates besides the data, bytes per world, measured on the tasks: at most 16 kB, and 6.9 kB per place in
+# the buffer for such pairs.
+WORKSPACE, WORKSPACE_CCD = 16_000, 6_900
 
 
 @wp.kernel
@@ -121,7 +124,7 @@ class MujocoWarp:
         with wp.ScopedDevice(self._wp_device):
             self._model = _put_models(self.models, min(num_envs, len(self.models)))
             self._model.opt.warn_overflow = 0
-            data = mjw.make_data(first, nworld=num_envs, nconmax=max_contacts, njmax=max_constraints)
+            data = self._make_data(num_envs)
             self._bodies = wp.array(body_ids, dtype=int)
             limits = first.sensor_type == mujoco.mjtSensor.mjSENS_JOINTLIMITFRC
             self._limits = [wp.array(x[limits], dtype=int) for x in (first.sensor_objid, first.sensor_adr)]
@@ -268,6 +271,8 @@ class MujocoWarp:
                 f"max_constraints (BUFFERS[1]) {self.max_constraints}: too small, a world had {constraints} rows of "
                 f"constraints; use {int(1.3 * constraints)}"
             )
+        if overflow & mjw.OverflowType.CCD:
+            raise RuntimeError(f"MAX_CCD ({__name__}) {MAX_CCD}: too small for the cylinders; use {2 * MAX_CCD}")
         if overflow & FULL:
             per_world = contacts / self.num_envs
             raise RuntimeError(
@@ -285,12 +290,15 @@ class MujocoWarp:
     def bytes_per_world(self):
         """Memory that a world needs on the GPU (about)."""
 
-        def size(num_envs):
-            with wp.ScopedDevice("cpu"):
-                data = mjw.make_data(self.models[0], num_envs, self.max_contacts, njmax=self.max_constraints)
-            return _bytes(data) + _bytes(data.contact) + _bytes(data.efc)
+        with wp.ScopedDevice("cpu"):
+            one, two = (self._make_data(num_envs) for num_envs in (1, 2))
+        size = sum(_bytes(two, field) - _bytes(one, field) for field in (None, "contact", "efc"))
+        general = (self.models[0].geom_type == mujoco.mjtGeom.mjGEOM_CYLINDER).any()
+        return size + WORKSPACE + MAX_CCD * WORKSPACE_CCD * general
 
-        return WORKSPACE * (size(2) - size(1))
+    def _make_data(self, num_envs):
+        contacts = dict(nconmax=self.max_contacts, nccdmax=min(MAX_CCD, self.max_contacts))
+        return mjw.make_data(self.models[0], num_envs, **contacts, njmax=self.max_constraints)
 
 
 def check_memory(num_envs, bytes_per_world, free):
@@ -301,8 +309,10 @@ def check_memory(num_envs, bytes_per_world, free):
         raise ValueError(f"needs {need / 1e9:.1f} GB of GPU memory, {free / 1e9:.1f} GB are free: at most {fit:,} fit")
 
 
-def _bytes(arrays):
-    return sum(x.capacity for x in vars(arrays).values() if isinstance(x, wp.array))
+def _bytes(data, field):
+    """Of the arrays of a mjw.Data, or of one of its fields."""
+    arrays = vars(getattr(data, field) if field else data)
+    return sum(x.capacity for x in arrays.values() if isinstance(x, wp.array))
 
 
 def _put_models(models, num_models):
