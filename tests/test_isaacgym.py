@@ -514,6 +514,16 @@ def test_an_isaac_gym_without_python_38_is_told(monkeypatch):
     assert "No gym module found" in runpy.run_path(str(ROOT / "envs" / "before_torch.py"))["FAILURE"]
 
 
+def test_an_unpacked_archive_is_not_installed(monkeypatch, tmp_path):
+    (tmp_path / "isaacgym" / "python").mkdir(parents=True)  # a folder without __init__.py can be imported
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["ppo.py", "--engine", "isaacgym"])
+    monkeypatch.setattr(sys, "version_info", (3, 8, 18, "final", 0))
+    failure = runpy.run_path(str(ROOT / "envs" / "before_torch.py"))["FAILURE"]
+    sys.modules.pop("isaacgym")
+    assert failure == "No module named 'isaacgym.gymapi'"
+
+
 def test_types():
     """The adapter against the published stubs of Isaac Gym and ours of IsaacGymEnvs."""
     command = [sys.executable, "-m", "mypy", "envs/engines/isaacgym.py", "envs/before_torch.py"]
