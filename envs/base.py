@@ -22,6 +22,10 @@ class VectorEnv:
     curriculum: Tuple[str, ...] = ()  # names of the tensors that it moves: an evaluation takes them over from training
 
     def __init__(self, num_envs, device, seed):
+        if num_envs < 1:  # MuJoCo would crash
+            raise ValueError(f"num_envs {num_envs}: must be at least 1")
+        if str(device).split(":")[0] not in ("cpu", "cuda"):
+            raise ValueError(f"device {device}: must be cpu, cuda or cuda:N")
         self.num_envs = num_envs
         self.device = torch.device(device)
         if self.device.type == "cuda" and (self.device.index or 0) >= torch.cuda.device_count():

@@ -332,6 +332,19 @@ def test_device_that_does_not_exist():
         envs.make("Cartpole", 1, missing)
 
 
+@pytest.mark.parametrize("device", ["gpu", "mps", ""])
+def test_device_of_a_kind_that_does_not_exist(device):
+    with pytest.raises(ValueError, match=f"^device {device}: must be cpu, cuda or cuda:N$"):
+        envs.make("Cartpole", 1, device)
+
+
+@every_env
+@pytest.mark.parametrize("num_envs", [0, -1])
+def test_too_few_environments(env_id, num_envs):
+    with pytest.raises(ValueError, match=f"^num_envs {num_envs}: must be at least 1$"):
+        envs.make(env_id, num_envs)
+
+
 def test_engine_that_is_not_installed(monkeypatch):
     monkeypatch.setattr(envs.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match="needs the package mujoco, not installed"):

@@ -223,6 +223,7 @@ BAD = [  # flags, flag named, value named, what is valid
     ("--env-id os.path:join", "--env-id", "os.path:join", "must be package.module:Class"),
     ("--env-id Cartpole --engine isaacgym", "--engine", "isaacgym", r"needs Python 3\.8, this is 3\."),
     ("--env-id Cartpole --engine physx", "--engine", "physx", "valid here: auto, mujoco"),
+    ("--env-id Moat --engine mujoco", "--engine", "mujoco", "must be auto, this task steps itself"),
     ("--env-id Moat --num-envs 0", "--num-envs", "0", "at least 1"),
     ("--env-id Moat --num-envs -5", "--num-envs", "-5", "at least 1"),
     (f"{MOAT_64} --num-minibatches 65", "--num-minibatches", "65", "at most the 64 columns"),
