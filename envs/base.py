@@ -16,6 +16,7 @@ class VectorEnv:
     num_actions: int
     max_episode_steps: int  # control steps after which an episode is truncated
     fitness_floor = 1.0  # smallest spread of the objective that counts as a difference (EPO Eq. 3)
+    engine = None  # of envs/engines, where one steps the physics
     engine_name = "torch"  # what steps the physics, for the first terminal line
     frame_rate = 60  # control steps per second, for films
     resumes_exactly = True  # whether `load_state_dict` brings the running episodes back
@@ -79,6 +80,8 @@ class VectorEnv:
         """Everything needed to go on exactly: the task's tensors and numbers, counters, generator, physics."""
         state = {name: getattr(self, name).clone() for name in self._tensor_names()}
         state["generator"] = self.generator.get_state()
+        if self.engine:
+            state["engine"] = self.engine.state_dict()
         return state
 
     def load_state_dict(self, state):
@@ -86,6 +89,8 @@ class VectorEnv:
         for name in self._tensor_names():
             getattr(self, name).copy_(state[name])
         self.generator.set_state(state["generator"])
+        if self.engine:
+            self.engine.load_state_dict(state["engine"])
 
     def _tensor_names(self):
         return sorted(name for name, value in vars(self).items() if isinstance(value, torch.Tensor))

@@ -331,7 +331,7 @@ def test_the_command_stays_until_the_episode_ends():
     for _ in range(5):
         env.step(torch.zeros(2, 12))
     assert torch.equal(env.command, first)
-    env.episode_step[1] = 2499
+    env.episode_step.copy_(torch.tensor([2498, 2499]))
     _, _, terminated, truncated, _ = env.step(torch.zeros(2, 12))
     assert truncated.tolist() == [False, True] and not terminated.any()
     assert torch.equal(env.command[0], first[0]) and not torch.equal(env.command[1], first[1])

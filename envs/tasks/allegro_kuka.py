@@ -344,7 +344,7 @@ class AllegroKukaBase(VectorEnv):
         self.near_steps = self.near_steps.masked_fill(mask, 0)
         self.closest_keypoint = torch.where(mask, self.keypoint_distance(), self.closest_keypoint)
 
-    # ---------------------------------------------------------------- score, log, checkpoint
+    # ---------------------------------------------------------------- score, log
 
     def objective(self):
         return self.successes.clone()
@@ -369,13 +369,6 @@ class AllegroKukaBase(VectorEnv):
 
     def metrics(self):
         return self.step_metrics
-
-    def state_dict(self):
-        return {**super().state_dict(), "engine": self.engine.state_dict()}
-
-    def load_state_dict(self, state):
-        super().load_state_dict(state)
-        self.engine.load_state_dict(state["engine"])
 
     def render(self, index):
         return self.engine.render(index, camera="overview")

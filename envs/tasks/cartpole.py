@@ -77,12 +77,5 @@ class Cartpole(VectorEnv):
     def metrics(self):
         return {"nan_worlds": self.nan_worlds}
 
-    def state_dict(self):
-        return {**super().state_dict(), "engine": self.engine.state_dict()}
-
-    def load_state_dict(self, state):
-        super().load_state_dict(state)
-        self.engine.load_state_dict(state["engine"])
-
     def render(self, index):
         return self.engine.render(index, camera="side")

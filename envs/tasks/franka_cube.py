@@ -203,7 +203,7 @@ class FrankaCubeBase(VectorEnv):
         pose[:, :2], pose[:, 2], pose[:, 3], pose[:, 6] = xy, z, (yaw / 2.0).cos(), (yaw / 2.0).sin()
         return pose
 
-    # ---------------------------------------------------------------- score, log, checkpoint
+    # ---------------------------------------------------------------- score, log
 
     def objective(self):
         return self.success.clone()
@@ -213,13 +213,6 @@ class FrankaCubeBase(VectorEnv):
         for name, value in zip(self.terms, self.finished_term_sums.mean(0)):
             metrics["reward_" + name] = value
         return metrics
-
-    def state_dict(self):
-        return {**super().state_dict(), "engine": self.engine.state_dict()}
-
-    def load_state_dict(self, state):
-        super().load_state_dict(state)
-        self.engine.load_state_dict(state["engine"])
 
     def render(self, index):
         return self.engine.render(index, camera="overview")

@@ -201,7 +201,7 @@ class InHandBase(VectorEnv):
         self.successes = self.successes.masked_fill(mask, 0.0)
         self.term_sums = self.term_sums.masked_fill(mask[:, None], 0.0)
 
-    # ---------------------------------------------------------------- score, log, checkpoint
+    # ---------------------------------------------------------------- score, log
 
     def objective(self):
         return self.successes.clone()
@@ -220,13 +220,6 @@ class InHandBase(VectorEnv):
 
     def metrics(self):
         return self.step_metrics
-
-    def state_dict(self):
-        return {**super().state_dict(), "engine": self.engine.state_dict()}
-
-    def load_state_dict(self, state):
-        super().load_state_dict(state)
-        self.engine.load_state_dict(state["engine"])
 
     def render(self, index):
         shown = torch.cat([self.goal_pos + self.goal_pos.new_tensor(GOAL_SHIFT), self.goal[index]])

@@ -137,7 +137,7 @@ class LocomotionBase(VectorEnv):
         ]
         return torch.cat(obs, 1)
 
-    # ---------------------------------------------------------------- resets, log, checkpoint
+    # ---------------------------------------------------------------- resets, log
 
     def reset_where(self, mask):
         noise = self.uniform(-POSE_NOISE, POSE_NOISE, self.num_actions)
@@ -151,13 +151,6 @@ class LocomotionBase(VectorEnv):
 
     def metrics(self):
         return self.step_metrics
-
-    def state_dict(self):
-        return {**super().state_dict(), "engine": self.engine.state_dict()}
-
-    def load_state_dict(self, state):
-        super().load_state_dict(state)
-        self.engine.load_state_dict(state["engine"])
 
     def render(self, index):
         return self.engine.render(index, camera="track")
