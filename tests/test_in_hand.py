@@ -337,8 +337,10 @@ def test_objective_counts_the_successes_of_the_episode(make_still):
         act(env)
     env.episode_step.fill_(599)
     put_cube(env, 0, off_goal=0.05)
+    goal = env.goal.clone()
     *_, truncated, info = act(env)
     assert truncated.all() and info["episode"]["objective"].tolist() == [4.0, 0.0]
+    assert torch.equal(info["final_obs"][:, 64:68], goal.roll(-1, 1)) and not env.term_sums.any()
     assert info["metrics"]["successes"].item() == 2.0 and env.successes.tolist() == [0.0, 0.0]
     assert info["metrics"]["consecutive_successes"].item() == pytest.approx(0.2)  # 0.1 of the newest mean
 

@@ -485,10 +485,11 @@ def test_angles_are_wrapped(make_still, env_id):
     env = make_still(env_id, 4)
     for i, (roll, yaw) in enumerate(((0.0, -0.01), (-0.02, 0.0), (0.0, 3.1), (3.1, 0.0))):
         env.engine.qpos[i, 3:7] = turn(roll=roll, yaw=yaw)
+    env.engine.qpos[2, :2] = torch.tensor([999.0, 1.0])  # the target lies at -45 degrees
     yaw, roll, angle = env.observe()[:, 7:10].T.tolist()
     assert yaw == pytest.approx([-0.01, 0.0, 3.1, 0.0], abs=1e-5)
     assert roll == pytest.approx([0.0, -0.02, 0.0, 3.1], abs=1e-5)
-    assert angle == pytest.approx([0.01, 0.0, -3.1, 0.0], abs=1e-5)
+    assert angle == pytest.approx([0.01, 0.0, 1.75 * math.pi - 3.1, 0.0], abs=1e-5)
     angles = torch.tensor([-7.0, -3.2, 0.0, 3.2, 7.0])
     assert task.wrap(angles).tolist() == pytest.approx([-7 + 2 * math.pi, -3.2 + 2 * math.pi, 0.0, 3.2 - 2 * math.pi,
                                                         7.0 - 2 * math.pi], abs=1e-5)  # fmt: skip

@@ -251,6 +251,7 @@ def env():
 def test_sizes(env):
     assert (env.num_obs, env.num_actions, env.max_episode_steps) == (211, 20, 600)
     assert env.engine.substeps * env.engine.timestep == pytest.approx(0.01667)
+    assert env.engine.models[0].body("cube").mass[0] == pytest.approx(567 * 0.05**3)
 
 
 def test_actions_are_absolute_targets(env):
