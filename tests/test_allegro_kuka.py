@@ -133,6 +133,11 @@ def test_keypoint_progress_before_lifting_is_forfeited():
     assert rewards(keypoint_distance=0.5)["closest_keypoint"] == pytest.approx(0.4)
 
 
+def test_progress_of_one_step_is_limited():
+    assert rewards(fingertip_distance=[5.0] * 4, closest_fingertip=[20.0, 5.0, 5.0, 5.0])["fingertip"] == 500.0
+    assert rewards(lifted=True, keypoint_distance=0.0, closest_keypoint=200.0)["keypoint"] == 20_000.0
+
+
 def test_goal_pays_every_step_within_one_and_a_half_tolerances():
     inside, outside = rewards(keypoint_distance=0.1124), rewards(keypoint_distance=0.1126)
     assert inside["near"] and inside["goal"] == pytest.approx(1000.0 / 30.0)

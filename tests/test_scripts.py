@@ -81,6 +81,14 @@ def test_runs_as_a_process(script, env_id):
     assert "SPS" in result.stdout and "Traceback" not in result.stderr
 
 
+@pytest.mark.parametrize("env_id", sorted(envs.TASKS.keys() - TINY.keys()))
+@every_script
+def test_runs_on_every_task_as_its_table_says(script, env_id):
+    """One iteration of 8 environments, all else at the task's own settings."""
+    script.main(f"--no-cuda --env-id {env_id} --num-envs 8 --total-timesteps 1 {POPULATION[script]}".split())
+    assert (the_run() / "checkpoint.pt").exists()
+
+
 @pytest.mark.parametrize("env_id", TINY)
 @every_script
 def test_runs_with_an_lstm_and_says_what_is_faster(script, env_id, capsys):
