@@ -407,5 +407,7 @@ def test_digest():
         obs, reward, *_ = env.step(action)
         rewards.append(reward)
     height, torque = env.engine.qpos[:, 2].mean().item(), env.engine.sensors[:, :12].abs().mean().item()
-    digest = [torch.stack(rewards).mean().item(), obs.abs().mean().item(), height, torque]
-    assert digest == pytest.approx([0.00459, 0.225, 0.493, 13.5], rel=0.05)
+    speed = env.engine.qvel[:, 6:].abs().mean().item()
+    digest = [torch.stack(rewards).mean().item(), obs.abs().mean().item(), height, torque, speed]
+    # actions that differ by 1e-5 change it by 0.2 %, a substep more by 2 %
+    assert digest == pytest.approx([0.00466, 0.2246, 0.4952, 13.667, 1.192], rel=0.01)
