@@ -352,7 +352,7 @@ def test_a_grasped_cube_is_lifted_and_held(held):
     before = env.cube()[:, :3] - env.engine.body_pos[:, task.GRIP]
     go(env, position, down, SHUT, 120)  # 2 s
     slip = (env.cube()[:, :3] - env.engine.body_pos[:, task.GRIP] - before).norm(dim=1)
-    assert slip.max() < 0.001
+    assert slip.max() < 0.0001  # 0.26 mm with impratio 1
     assert min(deepest_contact(env, i, "cube_a") for i in range(4)) > -0.002
 
 

@@ -358,7 +358,7 @@ def test_the_goal_is_shown_by_a_copy_of_the_object():
     assert model.geom_contype[first] == model.geom_conaffinity[first] == 0
 
 
-# -------------------------------------------------------------------- both, with physics
+# -------------------------------------------------------------------- all of the family, with physics
 
 
 @pytest.mark.parametrize("env_id", [THROW, REORIENTATION])
@@ -375,7 +375,7 @@ def test_render_shows_the_goal(env_id):
     assert (image != env.render(1)).any(2).sum() > 300
 
 
-@pytest.mark.parametrize("env_id", [THROW, REORIENTATION])
+@pytest.mark.parametrize("env_id", ["AllegroKukaRegrasping", THROW, REORIENTATION])
 def test_two_thousand_steps_stay_sound(env_id, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     env = envs.make(env_id, 6)
@@ -384,7 +384,8 @@ def test_two_thousand_steps_stay_sound(env_id, tmp_path, monkeypatch):
     still_or_random = torch.tensor([[0.0], [0.0], [0.0], [1.0], [1.0], [1.0]])
     for _ in range(2000):
         obs, reward, terminated, truncated, info = env.step(still_or_random * next(actions))
-        assert obs.isfinite().all() and reward.isfinite().all() and obs.abs().max() <= 10.0
+        assert obs.isfinite().all() and reward.isfinite().all() and info["final_obs"].isfinite().all()
+        assert obs.abs().max() <= 10.0
         ends += terminated | truncated
     assert (ends >= 3).all() and info["metrics"]["nan_worlds"].item() == 0
     assert not list(pathlib.Path().glob("MUJOCO_LOG*"))
