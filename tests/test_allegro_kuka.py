@@ -392,9 +392,6 @@ def test_push_is_cleared_at_reset(make_still):
 
 
 def test_geometry_by_hand():
-    x_axis, quaternions = torch.tensor([[0.0, 1.0, 0.0]] * 2), torch.tensor([TURN_X, TURN_Z])
-    turned = task.rotate(quaternions, x_axis)
-    assert torch.allclose(turned, torch.tensor([[0.0, 0.0, 1.0], [-1.0, 0.0, 0.0]]), atol=1e-6)
     edges = torch.tensor([[0.1, 0.3, 0.2]] * 3)
     eighth = [math.cos(math.pi / 8), math.sin(math.pi / 8), 0.0, 0.0]  # 45 degrees about x
     height = task.half_height(torch.tensor([TURN_X, TURN_Z, eighth]), edges)

@@ -9,7 +9,7 @@ import torch
 
 import envs
 from envs.robots import anymal as robot
-from envs.tasks.anymal import reward_terms, rotate_inverse
+from envs.tasks.anymal import reward_terms
 
 WEIGHT = 52.13488 * 9.81  # N
 LEVEL = (1.0, 0.0, 0.0, 0.0)
@@ -226,14 +226,6 @@ def freeze(env, sensors):
 
     env.engine.step = step
     return sent
-
-
-def test_rotate_inverse():
-    half = math.sqrt(0.5)
-    quaternion = torch.tensor([[half, 0, 0, half], [half, 0, half, 0], [half, half, 0, 0]])  # 90 degrees, z, y, x
-    vector = torch.tensor([[1.0, 2.0, 3.0]] * 3)
-    expected = torch.tensor([[2.0, -1.0, 3.0], [-3.0, 2.0, 1.0], [1.0, 3.0, -2.0]])
-    assert torch.allclose(rotate_inverse(quaternion, vector), expected, atol=1e-6)
 
 
 def test_reward_terms():

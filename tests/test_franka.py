@@ -10,7 +10,7 @@ import torch
 import envs
 from envs.robots import franka as robot
 from envs.tasks import franka_cube as task
-from envs.tasks.osc import rotation_matrix
+from envs.tasks.rotations import conjugate, multiply
 
 TABLE_TOP = 1.025
 OPEN, SHUT = 1.0, -1.0
@@ -149,15 +149,6 @@ def measured(model, poses):
     return (*links, np.array(jacobians), np.array(masses))
 
 
-def test_rotation_matrix():
-    quaternion = torch.randn(4, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    quaternion = quaternion / quaternion.norm(dim=0)
-    matrix = np.zeros(9)
-    for i in range(5):
-        mujoco.mju_quat2Mat(matrix, quaternion[:, i].numpy())
-        assert rotation_matrix(quaternion)[..., i].flatten().tolist() == pytest.approx(matrix.tolist(), abs=1e-12)
-
-
 def test_jacobian_and_mass_matrix_are_mujocos(model):
     link_pos, link_quat, jacobian, mass = measured(model, random_poses(50))
     ours_jacobian, ours_mass = make_controller().dynamics(link_pos, link_quat)
@@ -251,12 +242,6 @@ def test_a_flying_cube_keeps_its_energy(model):
 # -------------------------------------------------------------------- scripts that act as a policy would
 
 
-def multiply(a, b):
-    """Quaternions (N, 4) w, x, y, z."""
-    w, v, u, r = a[:, :1], a[:, 1:], b[:, 1:], b[:, :1]
-    return torch.cat([w * r - (v * u).sum(1, keepdim=True), w * u + r * v + torch.linalg.cross(v, u)], 1)
-
-
 def pointing_down(yaw):
     """Quaternions (N, 4) of a hand that points down, its fingers' axis turned by yaw (N,) rad from y."""
     return torch.stack([0 * yaw, (yaw / 2).cos(), (yaw / 2).sin(), 0 * yaw], 1)
@@ -265,7 +250,7 @@ def pointing_down(yaw):
 def toward(env, position, quaternion, gripper):
     """The action that leads the grip site to a pose: what is left of the way, 0.1 m and 0.5 rad per unit."""
     now = env.engine.body_quat[:, task.GRIP]
-    turn = multiply(quaternion, now * torch.tensor([1.0, -1.0, -1.0, -1.0]))
+    turn = multiply(quaternion, conjugate(now))
     turn = 2.0 * turn[:, 1:] * turn[:, :1].sign()
     move = (position - env.engine.body_pos[:, task.GRIP]) / 0.1
     return torch.cat([move, turn / 0.5, torch.full((env.num_envs, 1), gripper)], 1)

@@ -12,6 +12,7 @@ import torch
 from envs.base import VectorEnv
 from envs.engines import make_engine
 from envs.robots import allegro_kuka_scene as scene
+from envs.tasks.rotations import rotate
 
 NUM_ARM, NUM_JOINTS = 7, 23
 BUFFERS = 24, 192  # contacts and rows of constraints per world on a GPU; random hands made 5.4 (mean) and 60 (most)
@@ -38,14 +39,6 @@ REWARD_TERMS = ("lift", "lift_bonus", "fingertip", "keypoint", "goal", "arm_spee
 PUSH_FORCE = 2.0 * 0.15  # N, standard deviation per axis: 2 m/s^2 times the mass of the first object, for all objects
 PUSH_PROBABILITY = (0.001, 0.1)  # per step, drawn log-uniformly for an episode
 PUSH_DECAY = 0.99 ** (scene.CONTROL_PERIOD / 0.08)  # per step
-
-
-def rotate(quaternion, vector):
-    """Turn vector (..., 3) by quaternion (..., 4) w, x, y, z."""
-    w = quaternion[..., :1]
-    xyz, vector = torch.broadcast_tensors(quaternion[..., 1:], vector)
-    twice = 2.0 * torch.linalg.cross(xyz, vector)
-    return vector + w * twice + torch.linalg.cross(xyz, twice)
 
 
 def half_height(quaternion, edges):

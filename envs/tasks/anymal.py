@@ -8,6 +8,7 @@ import torch
 from envs.base import VectorEnv
 from envs.engines import make_engine
 from envs.robots import anymal as robot
+from envs.tasks.rotations import conjugate, rotate
 
 NUM_JOINTS = 12
 BUFFERS = 24, 96  # contacts and rows of constraints per world on a GPU; random legs made 7.5 (mean) and 22 (most)
@@ -22,13 +23,6 @@ OBS_LIMIT = 5.0
 REWARD_TERMS = ("linear", "yaw", "torque")
 TRACKING_WIDTH = 0.25  # of both Gaussians: (m/s)^2, (rad/s)^2
 FALL_FORCE = 1.0  # N: more on the base or a thigh is a fall
-
-
-def rotate_inverse(quaternion, vector):
-    """World axes to body axes: turn vector (N, 3) by the inverse of quaternion (N, 4)."""
-    w, xyz = quaternion[:, :1], quaternion[:, 1:]
-    twice = 2.0 * torch.linalg.cross(vector, xyz)
-    return vector + w * twice + torch.linalg.cross(twice, xyz)
 
 
 def reward_terms(command, linear, angular, torque):
@@ -108,7 +102,7 @@ class Anymal(VectorEnv):
 
     def base_velocity(self):
         """Linear and angular velocity of the base in its own axes, each (N, 3)."""
-        return rotate_inverse(self.engine.qpos[:, 3:7], self.engine.qvel[:, :3]), self.engine.qvel[:, 3:6]
+        return rotate(conjugate(self.engine.qpos[:, 3:7]), self.engine.qvel[:, :3]), self.engine.qvel[:, 3:6]
 
     def observe(self):
         """The observation (N, 48), clamped to +-5; velocities and gravity in base axes."""
@@ -116,7 +110,7 @@ class Anymal(VectorEnv):
         obs = [
             LINEAR_SCALE * linear,
             ANGULAR_SCALE * angular,
-            rotate_inverse(self.engine.qpos[:, 3:7], self.down.expand(self.num_envs, 3)),
+            rotate(conjugate(self.engine.qpos[:, 3:7]), self.down),
             self.command_scale * self.command,
             self.engine.qpos[:, 7:] - self.joint_default,
             JOINT_VELOCITY_SCALE * self.engine.qvel[:, 6:],

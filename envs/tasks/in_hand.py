@@ -13,6 +13,7 @@ from envs.base import VectorEnv
 from envs.engines import make_engine
 from envs.robots import allegro_hand, shadow_hand
 from envs.robots import in_hand_scene as scene
+from envs.tasks.rotations import conjugate, multiply
 
 BUFFERS = 24, 128  # contacts and rows of constraints per world on a GPU; random hands made 8.8 (mean) and 39 (most)
 CUBE = 0  # place in the engine's body list; the fingertips follow
@@ -25,18 +26,6 @@ OBS_LIMIT = 5.0
 GOAL_SHIFT = (-0.2, -0.06, 0.12)  # m, where the goal is drawn from where it is
 REWARD_TERMS = ("distance", "rotation", "action", "success")
 SMOOTHING = 0.1  # weight of the newest in consecutive_successes
-
-
-def multiply(a, b):
-    """Hamilton product of quaternions (..., 4) w, x, y, z."""
-    aw, av, bw, bv = a[..., :1], a[..., 1:], b[..., :1], b[..., 1:]
-    vector = aw * bv + bw * av + torch.linalg.cross(av, bv)
-    return torch.cat([aw * bw - (av * bv).sum(-1, keepdim=True), vector], -1)
-
-
-def conjugate(quaternion):
-    """The inverse of a rotation (..., 4) w, x, y, z."""
-    return torch.cat([quaternion[..., :1], -quaternion[..., 1:]], -1)
 
 
 def turn_x_then_y(about_x, about_y):

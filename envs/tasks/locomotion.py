@@ -10,7 +10,7 @@ from envs.base import VectorEnv
 from envs.engines import make_engine
 from envs.robots import ant, humanoid
 from envs.robots.walker import CONTROL_PERIOD, SUBSTEPS
-from envs.tasks.osc import rotation_matrix
+from envs.tasks.rotations import rotation_matrix
 
 BUFFERS = 24, 128  # contacts and rows of constraints per world on a GPU; random legs made 7.4 (mean) and 40 (most)
 TARGET_X = 1000.0  # m: the point to run to is (1000, 0), out of reach

@@ -8,18 +8,9 @@ import math
 
 import torch
 
+from envs.tasks.rotations import rotation_matrix
+
 SINGULAR = 1e-4  # 1/kg and 1/(kg m^2): keeps the effective mass finite where the arm cannot move; else below 1 %
-
-
-def rotation_matrix(quaternion):
-    """The body's axes as columns. (4, ...) w, x, y, z -> (3, 3, ...)."""
-    w, x, y, z = math.sqrt(2.0) * quaternion
-    entries = [
-        1.0 - y * y - z * z, x * y - w * z, x * z + w * y,
-        x * y + w * z, 1.0 - x * x - z * z, y * z - w * x,
-        x * z - w * y, y * z + w * x, 1.0 - x * x - y * y,
-    ]  # fmt: skip
-    return torch.stack(entries).unflatten(0, (3, 3))
 
 
 def cross(a, b):
