@@ -61,10 +61,7 @@ class VectorEnv:
         """
         self.episode_step += 1
         self.episode_length += 1
-        matmul = torch.backends.cuda.matmul
-        tf32, matmul.allow_tf32 = matmul.allow_tf32, False  # three digits, which is enough for learning alone
         reward, terminated, truncated = self.advance(action.clamp(-1.0, 1.0))
-        matmul.allow_tf32 = tf32
         truncated = (truncated | (self.episode_step >= self.max_episode_steps)) & ~terminated
         done = terminated | truncated
         self.episode_return += reward

@@ -284,16 +284,6 @@ def test_reset_begins_all_episodes_anew(env_id):
         assert BEGINNINGS[env_id](again).all()
 
 
-def test_a_task_computes_in_full_precision():
-    env, _ = started(DRIFT)
-    matmul, advance, seen = torch.backends.cuda.matmul, env.advance, []
-    env.advance = lambda action: seen.append(matmul.allow_tf32) or advance(action)
-    for allowed in (True, False):  # the scripts allow it to the learner
-        matmul.allow_tf32 = allowed
-        env.step(torch.zeros(4, 2))
-        assert seen.pop() is False and matmul.allow_tf32 is allowed
-
-
 @every_env
 def test_seeds(env_id):
     env, obs = started(env_id, seed=3)
