@@ -353,8 +353,7 @@ def set_random_state(state):
     random.setstate(state["python"])
     np.random.set_state(tuple(state["numpy"]))
     torch.set_rng_state(state["torch"])
-    if state["cuda"]:
-        torch.cuda.set_rng_state_all(state["cuda"])
+    torch.cuda.set_rng_state_all(state["cuda"][: torch.cuda.device_count()])  # there may have been more GPUs
 
 
 class StopSignal:
@@ -463,7 +462,7 @@ class Agent(nn.Module):
         mean = self.actor(x)
         policy = Normal(mean, self.actor_logstd[agent_ids].exp().expand_as(mean), validate_args=False)
         if action is None:
-            action = policy.sample()
+            action = mean + policy.stddev * torch.randn_like(mean)  # on a GPU policy.sample() waits for the device
         return action, policy.log_prob(action).sum(-1), policy, self.critic(x).squeeze(-1), states
 
 
@@ -744,6 +743,7 @@ def main(argv=None):
     obs[0], dones[0] = envs.reset(), True
     if args.resume:
         agent.load_state_dict(saved["agent"])
+        saved["optimizer"]["param_groups"][0]["fused"] = device == "cuda"  # not where the checkpoint was written
         optimizer.load_state_dict(saved["optimizer"])
         envs.load_state_dict(saved["envs"])
         latest = saved["latest"].to(device)

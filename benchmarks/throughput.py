@@ -9,6 +9,7 @@ on a GPU all that is in use there. With `--env-id all` (a) and (b) of every robo
 """
 
 import argparse
+import gc
 import os
 import pathlib
 import statistics
@@ -102,6 +103,7 @@ def main():
         engine, whole = environment_speed(args.env_id, n, 450)  # past the first time limit
         print(f"| (a) engine | {n} | {engine:,.0f} | | | |")
         print(f"| (b) whole environment, {whole / engine:.0%} of (a) | {n} | {whole:,.0f} | | | |", flush=True)
+        gc.collect()  # the environment's memory is not training's
         torch.cuda.empty_cache()  # does nothing on a CPU
         runs = [("(c) ppo.py, MLP 256-128-64", "ppo.py", n, SMALL), ("(d) ppo.py, the papers' LSTM", "ppo.py", n, [])]
         for agents in args.num_agents:

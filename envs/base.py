@@ -1,8 +1,20 @@
 """The contract between the learning scripts and every environment (Gymnasium's words, torch tensors)."""
 
+import contextlib
 from typing import Tuple
 
 import torch
+
+
+@contextlib.contextmanager
+def full_precision():
+    """Matrix products in float32, whatever a learner allows itself: TF32 changes an arm's torques by up to 15 N m."""
+    matmul = torch.backends.cuda.matmul
+    allowed, matmul.allow_tf32 = matmul.allow_tf32, False
+    try:
+        yield
+    finally:
+        matmul.allow_tf32 = allowed
 
 
 class VectorEnv:
@@ -36,11 +48,13 @@ class VectorEnv:
         self.episode_length = torch.zeros(num_envs, dtype=torch.long, device=self.device)
         self.episode_return = torch.zeros(num_envs, device=self.device)
 
+    @full_precision()
     def reset(self):
         """Start a new episode everywhere. Returns obs (N, D) float32."""
         self._begin_episodes(torch.ones(self.num_envs, dtype=torch.bool, device=self.device))
         return self.observe()
 
+    @full_precision()
     def step(self, action):
         """Advance one control step; finished environments begin their next episode within the step.
 
@@ -52,10 +66,7 @@ class VectorEnv:
         """
         self.episode_step += 1
         self.episode_length += 1
-        matmul = torch.backends.cuda.matmul
-        tf32, matmul.allow_tf32 = matmul.allow_tf32, False  # three digits, which is enough for learning alone
         reward, terminated, truncated = self.advance(action.clamp(-1.0, 1.0))
-        matmul.allow_tf32 = tf32
         truncated = (truncated | (self.episode_step >= self.max_episode_steps)) & ~terminated
         done = terminated | truncated
         self.episode_return += reward
@@ -85,10 +96,11 @@ class VectorEnv:
         return state
 
     def load_state_dict(self, state):
-        """Restore what `state_dict` returned, in place."""
+        """Restore what `state_dict` returned, in place. Saved on another kind of device: all but the generator."""
         for name in self._tensor_names():
             getattr(self, name).copy_(state[name])
-        self.generator.set_state(state["generator"])
+        if state["generator"].shape == self.generator.get_state().shape:  # a CPU's is not a GPU's
+            self.generator.set_state(state["generator"])
         if self.engine:
             self.engine.load_state_dict(state["engine"])
 

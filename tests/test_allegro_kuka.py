@@ -482,7 +482,7 @@ def random_actions(num_envs, seed):
 
 def test_contract():
     env = envs.make(ENV_ID, 3)
-    assert (env.num_obs, env.num_actions, env.max_episode_steps, env.engine_name) == (99, 23, 400, "mujoco")
+    assert (env.num_obs, env.num_actions, env.max_episode_steps, env.engine_name) == (99, 23, 400, env.engine.name)
     obs = env.reset()
     assert obs.shape == (3, 99) and obs.dtype == torch.float32
     obs, reward, terminated, truncated, info = env.step(torch.zeros(3, 23))

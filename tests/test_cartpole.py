@@ -30,7 +30,7 @@ def energy(env):
 
 def test_contract():
     env = envs.make("Cartpole", 3)
-    assert (env.num_obs, env.num_actions, env.max_episode_steps, env.engine_name) == (4, 1, 500, "mujoco")
+    assert (env.num_obs, env.num_actions, env.max_episode_steps, env.engine_name) == (4, 1, 500, env.engine.name)
     obs = env.reset()
     assert obs.shape == (3, 4) and obs.dtype == torch.float32
     obs, reward, terminated, truncated, info = env.step(torch.zeros(3, 1))

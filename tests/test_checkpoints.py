@@ -136,6 +136,20 @@ def test_a_file_is_resumed_beside_it():
     assert checkpoint(pathlib.Path("elsewhere"))["iteration"] == 4
 
 
+def test_a_run_goes_on_where_there_are_fewer_gpus(monkeypatch):
+    """As if written on a machine with three GPUs: the optimizer is not that of a GPU any more."""
+    train(ppo, command(ppo, iterations=3))
+    saved = checkpoint(the_run())
+    saved["optimizer"]["param_groups"][0]["fused"] = True
+    saved["random"]["cuda"] = [torch.zeros(16, dtype=torch.uint8)] * 3
+    torch.save(saved, the_run() / "checkpoint.pt")
+    restored = []
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "set_rng_state_all", restored.extend)
+    train(ppo, f"--no-cuda --resume {the_run()} --total-timesteps {4 * 4096}")
+    assert len(restored) == 1 and checkpoint(the_run())["optimizer"]["param_groups"][0]["fused"] is False
+
+
 def test_a_damaged_checkpoint_gives_way_to_the_one_before(capsys):
     train(ppo, command(ppo) + " --checkpoint-interval 3")
     whole, folder = checkpoint(the_run()), the_run()

@@ -1,5 +1,6 @@
 """The contract of envs/base.py on every task and on a task of a user's own; then the numbers of Moat, by hand."""
 
+import importlib
 import io
 import math
 from functools import lru_cache
@@ -132,6 +133,70 @@ def test_a_step_does_not_wait_for_a_gpu(env_id, monkeypatch):
         env.step(torch.zeros(4, env.num_actions))
 
 
+class OnMeta:
+    """An engine on torch's device meta, where tensors are but shapes."""
+
+    def __init__(self, engine):
+        self.name = engine.name
+        for name in ("qpos", "qvel", "sensors", "body_pos", "body_quat", "body_linvel", "body_angvel", "broken"):
+            setattr(self, name, getattr(engine, name).to("meta"))
+
+    def step(self, ctrl, xfrc=None):
+        assert ctrl.is_meta and (xfrc is None or xfrc.is_meta)
+
+    def set_state(self, mask, qpos, qvel):
+        assert mask.is_meta and qpos.is_meta and qvel.is_meta
+
+    def set_mocap(self, mask, pose):
+        assert mask.is_meta and pose.is_meta
+
+
+class NoGenerator:
+    """The device meta has none; None stands for the global one."""
+
+    def __init__(self, device):
+        pass
+
+    def manual_seed(self, seed):
+        return None
+
+
+@pytest.mark.parametrize("env_id", envs.TASKS)
+def test_everything_is_on_the_device(env_id, monkeypatch):
+    """Devices do not mix: what is made on the CPU by mistake fails beside tensors of the device meta."""
+    module = importlib.import_module(envs.find_class(env_id).__module__)
+    if env_id not in envs.PURE_TORCH:
+        make = module.make_engine
+        monkeypatch.setattr(module, "make_engine", lambda *args: OnMeta(make(*args[:5], "cpu", *args[6:])))
+    monkeypatch.setattr(torch, "Generator", NoGenerator)
+    env = envs.make(env_id, 4, "meta")
+    env.reset()
+    *results, info = env.step(torch.zeros(4, env.num_actions, device="meta"))
+    results += [info["final_obs"], *info["episode"].values(), *info["metrics"].values()]
+    assert all(x.is_meta for x in results + list(vars(env).values()) if isinstance(x, torch.Tensor))
+
+
+def test_the_learners_low_precision_is_not_the_tasks(monkeypatch):
+    env, matmul, seen = envs.make("Cartpole", 4), torch.backends.cuda.matmul, []
+    observe = env.observe
+    monkeypatch.setattr(env, "observe", lambda: seen.append(matmul.allow_tf32) or observe())
+    matmul.allow_tf32 = True
+    try:
+        env.reset()
+        env.step(torch.zeros(4, 1))
+        assert seen and not any(seen) and matmul.allow_tf32
+    finally:
+        matmul.allow_tf32 = False
+
+
+def test_a_state_from_another_kind_of_device():
+    env, _ = started("Moat")
+    state = {**env.state_dict(), "generator": torch.zeros(16, dtype=torch.uint8)}  # as long as a GPU's
+    other, _ = started("Moat", seed=2)
+    other.load_state_dict(state)
+    assert torch.equal(other.observe(), env.observe())
+
+
 @every_env
 def test_episode_records_are_sums_and_counts(env_id):
     returns, lengths, finished = torch.zeros(4), torch.zeros(4), 0
@@ -217,16 +282,6 @@ def test_reset_begins_all_episodes_anew(env_id):
     assert torch.equal(again, env.observe()) and not torch.equal(again, first)
     if env_id != "Moat":  # it begins with clocks out of phase
         assert BEGINNINGS[env_id](again).all()
-
-
-def test_a_task_computes_in_full_precision():
-    env, _ = started(DRIFT)
-    matmul, advance, seen = torch.backends.cuda.matmul, env.advance, []
-    env.advance = lambda action: seen.append(matmul.allow_tf32) or advance(action)
-    for allowed in (True, False):  # the scripts allow it to the learner
-        matmul.allow_tf32 = allowed
-        env.step(torch.zeros(4, 2))
-        assert seen.pop() is False and matmul.allow_tf32 is allowed
 
 
 @every_env

@@ -364,7 +364,8 @@ def test_physics_that_breaks_does_not_end_the_run(env_id, tmp_path, monkeypatch)
     monkeypatch.chdir(tmp_path)
     env = envs.make(env_id, 3)
     env.reset()
-    env.engine._state[2, 1 + env.engine.nq] = 1e15  # a joint's velocity
+    too_fast = torch.full_like(env.engine.qvel, 1e15)
+    env.engine.set_state(torch.tensor([False, False, True]), env.engine.qpos.clone(), too_fast)
     obs, reward, terminated, _, info = env.step(torch.zeros(3, 7))
     assert terminated.tolist() == [False, False, True] and reward[2].item() == 0.0
     assert obs.isfinite().all() and info["final_obs"].isfinite().all() and info["metrics"]["nan_worlds"].item() == 1

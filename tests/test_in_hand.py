@@ -438,7 +438,7 @@ def random_actions(num_envs, num_steps, seed=0):
 
 def test_contract():
     env = envs.make("AllegroHand", 3)
-    assert (env.num_obs, env.num_actions, env.max_episode_steps, env.engine_name) == (88, 16, 600, "mujoco")
+    assert (env.num_obs, env.num_actions, env.max_episode_steps, env.engine_name) == (88, 16, 600, env.engine.name)
 
 
 def test_observation_layout():

@@ -573,6 +573,7 @@ def test_two_thousand_steps(env_id, spread, tmp_path, monkeypatch):
     assert info["metrics"]["nan_worlds"] == 0 and not os.listdir(tmp_path)
 
 
+@pytest.mark.mujoco_cpu  # the edges of MuJoCo Warp's friction pyramids point elsewhere
 @BOTH
 def test_digest_of_a_rollout(env_id):
     """Changes when the physics, the reward or the observation changes."""

@@ -17,6 +17,7 @@ from envs.engines import make_engine
 from envs.robots import allegro_kuka_scene as scene
 from envs.tasks.allegro_kuka import ARM_SPEED, OBJECT
 from test_engine import controls, make_spec, run, settle
+from test_envs import RefuseToWait
 from test_grasp import GRASP, LIFT, RESTING_HEIGHT, START
 
 pytest.importorskip("mujoco_warp")
@@ -115,6 +116,16 @@ def test_a_graph_does_what_it_was_recorded_from():
         assert torch.equal(engine.qpos, eager.qpos) and torch.equal(engine.body_linvel, eager.body_linvel)
 
 
+def test_nothing_waits_for_a_gpu():
+    engine = make()
+    mask, qpos, qvel = torch.ones(6, dtype=torch.bool), engine.qpos.clone(), engine.qvel.clone()
+    with RefuseToWait():
+        engine.step(torch.zeros(6, 2), torch.zeros(6, 1, 6))
+        engine.step(torch.zeros(6, 2))
+        engine.set_state(mask, qpos, qvel)
+        engine.set_mocap(mask, torch.zeros(6, 0, 7))
+
+
 def test_a_joints_limit_is_not_taken_for_the_tendons_of_its_number():
     """Upstream's sensor does; ours must read 0 while only the tendon is at its limit."""
     spec = make_spec()
@@ -145,6 +156,10 @@ def test_a_full_buffer_of_contacts_names_the_setting_and_a_number_that_is_enough
     engine = make(max_contacts=enough)
     run(engine, torch.zeros(150, 6, 2))
     assert (engine.body_pos[:, 0, 2] < 0.15).all()  # the boxes lie
+
+
+def test_a_few_worlds_are_no_average():
+    run(make(num_envs=1, max_contacts=2), torch.zeros(150, 1, 2))  # four corners touch
 
 
 def test_a_full_buffer_of_constraints_names_the_setting_and_a_number_that_is_enough():

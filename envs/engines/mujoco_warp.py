@@ -14,6 +14,7 @@ from envs.engines.rendering import Painter
 HUGE = wp.constant(1e6)  # no position or velocity of a sound world comes near it, in SI units
 JOINT_LIMIT = wp.constant(int(mujoco.mjtConstraint.mjCNSTR_LIMIT_JOINT))
 FULL = mjw.OverflowType.BROADPHASE | mjw.OverflowType.NARROWPHASE
+FEW = 8  # worlds: fewer share the buffers for contacts of so many, since they are no average
 MAX_CCD = 4  # buffer for pairs of shapes without a special algorithm, per world and kind: those with a cylinder
 # What a step allocates besides the data, bytes per world, measured on the tasks: at most 16 kB, and 6.9 kB per place in
 # the buffer for such pairs.
@@ -274,7 +275,7 @@ class MujocoWarp:
         if overflow & mjw.OverflowType.CCD:
             raise RuntimeError(f"MAX_CCD ({__name__}) {MAX_CCD}: too small for the cylinders; use {2 * MAX_CCD}")
         if overflow & FULL:
-            per_world = contacts / self.num_envs
+            per_world = contacts / max(self.num_envs, FEW)
             raise RuntimeError(
                 f"max_contacts (BUFFERS[0]) {self.max_contacts}: too small, the worlds had {per_world:.1f} contacts or "
                 f"nearly on average; use {int(1.3 * per_world) + 1}"
@@ -291,13 +292,14 @@ class MujocoWarp:
         """Memory that a world needs on the GPU (about)."""
 
         with wp.ScopedDevice("cpu"):
-            one, two = (self._make_data(num_envs) for num_envs in (1, 2))
-        size = sum(_bytes(two, field) - _bytes(one, field) for field in (None, "contact", "efc"))
+            few, more = (self._make_data(num_envs) for num_envs in (FEW, FEW + 1))
+        size = sum(_bytes(more, field) - _bytes(few, field) for field in (None, "contact", "efc"))
         general = (self.models[0].geom_type == mujoco.mjtGeom.mjGEOM_CYLINDER).any()
         return size + WORKSPACE + MAX_CCD * WORKSPACE_CCD * general
 
     def _make_data(self, num_envs):
-        contacts = dict(nconmax=self.max_contacts, nccdmax=min(MAX_CCD, self.max_contacts))
+        worlds = max(num_envs, FEW)
+        contacts = dict(naconmax=worlds * self.max_contacts, naccdmax=worlds * min(MAX_CCD, self.max_contacts))
         return mjw.make_data(self.models[0], num_envs, **contacts, njmax=self.max_constraints)
 
 
