@@ -68,6 +68,10 @@ def short(monkeypatch):
 
 
 def test_the_modules_are_there_for_the_length_of_a_test():
+    def present():
+        return {name for name in sys.modules if name.split(".")[0] in isaacgym_standin.PACKAGES}
+
+    before = present()  # hydra's own plugin for pytest, if any
     with pytest.MonkeyPatch.context() as monkeypatch:
         isaacgym_standin.install(monkeypatch)
         assert importlib.util.find_spec("isaacgym") and importlib.util.find_spec("isaacgymenvs")
@@ -79,7 +83,7 @@ def test_the_modules_are_there_for_the_length_of_a_test():
         assert isaacgym_task_map["Ant"] is isaacgym_standin.Ant
         with pytest.raises(ModuleNotFoundError):
             import isaacgymenvs.learning  # noqa: F401
-    assert not [name for name in sys.modules if name.split(".")[0] in isaacgym_standin.PACKAGES]
+    assert present() == before
     assert not isinstance(sys.meta_path[0], isaacgym_standin.Finder)
 
 

@@ -149,7 +149,8 @@ class MujocoWarp:
         self._seen = torch.cuda.Event() if gpu else None
         self._painter = Painter()
 
-        notice = threading.Timer(3.0, print, ["MuJoCo Warp loads its kernels; the first time it compiles them, a minute or two"])
+        line = "MuJoCo Warp loads its kernels; the first time it compiles them, a minute or two"
+        notice = threading.Timer(3.0, print, [line])
         notice.start()
         try:
             self._step_graph, self._read_graph = self._capture(self._advance), self._capture(self._read)
