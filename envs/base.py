@@ -5,6 +5,8 @@ from typing import Tuple
 
 import torch
 
+DEVICES = ("cpu", "cuda")
+
 
 @contextlib.contextmanager
 def full_precision():
@@ -37,7 +39,7 @@ class VectorEnv:
     def __init__(self, num_envs, device, seed):
         if num_envs < 1:  # MuJoCo would crash
             raise ValueError(f"num_envs {num_envs}: must be at least 1")
-        if str(device).split(":")[0] not in ("cpu", "cuda"):
+        if str(device).split(":")[0] not in DEVICES:
             raise ValueError(f"device {device}: must be cpu, cuda or cuda:N")
         self.num_envs = num_envs
         self.device = torch.device(device)

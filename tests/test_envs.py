@@ -169,6 +169,7 @@ def test_everything_is_on_the_device(env_id, monkeypatch):
         make = module.make_engine
         monkeypatch.setattr(module, "make_engine", lambda *args: OnMeta(make(*args[:5], "cpu", *args[6:])))
     monkeypatch.setattr(torch, "Generator", NoGenerator)
+    monkeypatch.setattr("envs.base.DEVICES", ("meta",))
     env = envs.make(env_id, 4, "meta")
     env.reset()
     *results, info = env.step(torch.zeros(4, env.num_actions, device="meta"))
