@@ -397,4 +397,4 @@ def test_digest():
     assert obs[:, 24:48].abs().mean().item() == pytest.approx(0.1655, abs=0.001)  # velocity
     assert obs[:, [29, 33, 37, 42]].abs().mean().item() == pytest.approx(0.1058, abs=0.001)  # of the coupled joints
     assert obs[:, 48:72].abs().mean().item() == pytest.approx(1.4885, abs=0.005)  # joint force
-    assert obs[:, 161:191].abs().mean().item() == pytest.approx(0.672, abs=0.01)  # fingertip force and torque
+    assert obs[:, 161:191].abs().mean().item() == pytest.approx(0.672, abs=0.02)  # fingertip force and torque
