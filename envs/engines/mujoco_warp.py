@@ -149,7 +149,7 @@ class MujocoWarp:
         self._seen = torch.cuda.Event() if gpu else None
         self._painter = Painter()
 
-        line = "MuJoCo Warp loads its kernels; the first time it compiles them, a minute or two"
+        line = "MuJoCo Warp loads its kernels; the first time it compiles them, about a minute"
         notice = threading.Timer(3.0, print, [line])
         notice.start()
         try:
