@@ -214,6 +214,20 @@ def test_a_window_at_once_equals_step_by_step(script, flags, network):
 
 
 @every_script
+def test_actions_are_drawn_as_normal_draws_them(script, flags):
+    torch.manual_seed(0)
+    args = script.parse_args(flags.split())
+    agent = script.Agent(3, 2, args)
+    torch.nn.init.normal_(agent.actor_logstd)
+    obs, dones, state = torch.randn(5, 8, 3), torch.zeros(5, 8, dtype=torch.bool), torch.zeros(1, 8, 0)
+    ids = () if script is ppo else (torch.arange(8)[None] % args.num_agents,)
+    torch.manual_seed(1)
+    action, logprob, policy, _, _ = agent.get_action_and_value(obs, *ids, dones, state)
+    torch.manual_seed(1)
+    assert torch.equal(action, policy.sample()) and torch.allclose(logprob, policy.log_prob(action).sum(-1))
+
+
+@every_script
 def test_memory_does_not_cross_an_episodes_beginning(script, flags):
     torch.manual_seed(0)
     args = script.parse_args(f"{flags} --lstm".split())
