@@ -1,8 +1,8 @@
 """Score and film what a run has learned: `python evaluate.py runs/... --episodes 100 --video out.mp4`.
 
 Plays the checkpoint of any of the scripts, or of a copy of one: the network is built by the script that wrote it, which
-is looked for in the working directory and beside this file. Normalisers stand still; a curriculum goes on
-from where it ended.
+is looked for in the working directory and beside this file. Normalisers stand still; a curriculum goes
+on from where it ended.
 """
 
 import dataclasses

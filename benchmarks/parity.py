@@ -43,7 +43,7 @@ def differences(env_id, free):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("env_ids", nargs="*", default=[name for name in tasks.TASKS if name != "Moat"])
+    parser.add_argument("env_ids", nargs="*", default=[name for name in tasks.TASKS if name not in tasks.PURE_TORCH])
     torch.set_num_threads(1)
     print("| env id | obs, one step: median | largest | reward, largest | same ends | obs, free: after 10 | after 50 |")
     print("|-|-|-|-|-|-|-|")

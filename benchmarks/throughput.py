@@ -27,8 +27,6 @@ sys.path.insert(0, str(ROOT))
 import envs as tasks  # noqa: E402
 
 SMALL = ["--no-lstm", "--hidden-sizes", "256", "128", "64"]
-
-
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
@@ -93,7 +91,7 @@ def main():
     args = parser.parse_args()
     if args.env_id == "all":
         print("| env id | engine, steps/s | environment, steps/s | share |\n|-|-|-|-|")
-        for env_id in sorted(tasks.TASKS.keys() - {"Moat"}):  # Moat has no engine
+        for env_id in sorted(tasks.TASKS.keys() - set(tasks.PURE_TORCH)):
             engine, whole = environment_speed(env_id, args.num_envs[0], 150)
             print(f"| `{env_id}` | {engine:,.0f} | {whole:,.0f} | {whole / engine:.0%} |", flush=True)
         return

@@ -10,7 +10,7 @@ DEVICES = ("cpu", "cuda")
 
 @contextlib.contextmanager
 def full_precision():
-    """Matrix products in float32, whatever a learner allows itself: TF32 changes an arm's torques by up to 15 N m."""
+    """Matrix products in float32, whatever a learner allows itself: TF32, emulated, moved torques by up to 15 N m."""
     matmul = torch.backends.cuda.matmul
     allowed, matmul.allow_tf32 = matmul.allow_tf32, False
     try:
