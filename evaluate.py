@@ -1,8 +1,7 @@
-"""Score and film what a run has learned: `python evaluate.py runs/... --episodes 100 --video out.mp4`.
+"""Evaluate and film what a run has learned: `python evaluate.py runs/... --episodes 100 --video out.mp4`.
 
-Plays the checkpoint of any of the scripts, or of a copy of one: the network is built by the script that wrote it, which
-is looked for in the working directory and beside this file. Normalisers stand still; a curriculum goes
-on from where it ended.
+Plays the checkpoint of any of the scripts, or of a copy of one: the network is built by the script that wrote it, found
+in the working directory or beside this file. Normalisers are frozen; a curriculum goes on from where training left it.
 """
 
 import dataclasses
@@ -14,7 +13,8 @@ import sys
 from types import SimpleNamespace
 from typing import Optional, Tuple
 
-import envs as tasks  # before torch: it imports Isaac Gym where --engine asks for it
+import envs  # before torch: Isaac Gym must be imported first
+import harness
 
 import torch
 import tyro
@@ -27,42 +27,25 @@ class Args:
     episodes: int = 100
     """finished episodes of each agent, one environment each"""
     seed: int = 1_000_000
-    """of the environments and of the actions' noise"""
+    """random seed of the environments and the action noise"""
     engine: str = "auto"
-    """who steps the physics; may differ from the one that trained"""
+    """physics engine; may differ from the one used in training"""
     cuda: bool = True
     """use the GPU if there is one"""
     video: Optional[str] = None
-    """film one episode of each of --agents, side by side, to this .mp4"""
+    """record one episode of each of --agents, side by side, to this .mp4"""
     agents: Tuple[int, ...] = ()
-    """whom to film; none: the leader"""
-
-
-def refuse(flag, value, reason):
-    """End with exit status 2 and one line that names the flag, its value and what would be valid."""
-    print(f"{flag} {value}: {reason}", file=sys.stderr)
-    sys.exit(2)
+    """agents to record; none: the leader"""
 
 
 def load(path):
     """The checkpoint of a run's folder or file, and the module of the script that wrote it."""
-    names = ("checkpoint.pt", "checkpoint_previous.pt") if os.path.isdir(path) else ("",)
-    saved, reason = None, ""
-    for file in (os.path.join(path, name) if name else path for name in names):
-        try:
-            saved = torch.load(file, map_location="cpu", weights_only=True)
-            break
-        except Exception as error:  # damage shows as one of a dozen kinds
-            reason = reason or (str(error) or repr(error)).splitlines()[0]
-    if saved is None:
-        refuse("run", path, f"no readable checkpoint: {reason}")
-    if not isinstance(saved, dict) or not {"script", "args", "agent", "envs", "latest"} <= set(saved):
-        refuse("run", path, "must be a checkpoint of a training script")
+    saved = harness.load_checkpoint(path, flag="run")
     folders = (os.getcwd(), os.path.dirname(os.path.abspath(__file__)))
     paths = [os.path.join(folder, f"{saved['script']}.py") for folder in folders]
     found = next(filter(os.path.isfile, paths), None)
     if found is None:
-        refuse("run", path, f"was written by {saved['script']}.py, which must be in the working directory")
+        harness.refuse("run", path, f"was written by {saved['script']}.py, which must be in the working directory")
     spec = importlib.util.spec_from_file_location(saved["script"], found)
     script = importlib.util.module_from_spec(spec)
     sys.modules[saved["script"]] = script
@@ -70,20 +53,20 @@ def load(path):
     return saved, script
 
 
-def make_envs(saved, num_envs, args, device):
+def make_env(saved, num_envs, args, device):
     """Fresh environments of the checkpoint's task with its curriculum."""
     try:
-        envs = tasks.make(saved["args"]["env_id"], num_envs, device, args.seed, args.engine)
+        env = envs.make(saved["args"]["env_id"], num_envs, device, args.seed, args.engine)
     except ValueError as error:
-        refuse("--engine", args.engine, error)
-    for name in getattr(envs, "curriculum", ()):
-        getattr(envs, name).copy_(saved["envs"][name])
-    return envs
+        harness.refuse("--engine", args.engine, error)
+    for name in getattr(env, "curriculum", ()):
+        getattr(env, name).copy_(saved["state"]["env"][name])
+    return env
 
 
-def make_agent(saved, script, envs, device):
-    agent = script.Agent(envs.num_obs, envs.num_actions, SimpleNamespace(**saved["args"])).to(device)
-    agent.load_state_dict(saved["agent"])
+def make_agent(saved, script, env, device):
+    agent = script.Agent(env.num_obs, env.num_actions, SimpleNamespace(**saved["args"])).to(device)
+    agent.load_state_dict(saved["state"]["agent"])
     return agent
 
 
@@ -93,7 +76,7 @@ class Player:
     def __init__(self, agent, ids, deterministic):
         """ids (N,): who acts where."""
         self.agent, self.deterministic, num_envs = agent, deterministic, len(ids)
-        has_ids = "agent_ids" in inspect.signature(agent.trunk).parameters  # ppo.py has one agent
+        has_ids = "agent_ids" in inspect.signature(agent.encode).parameters  # ppo.py has one agent
         self.ids = (ids[None],) if has_ids else ()
         self.dones = torch.ones(1, num_envs, dtype=torch.bool, device=ids.device)
         self.lstm_state = torch.zeros(1, num_envs, agent.state_size, device=ids.device)
@@ -107,13 +90,13 @@ class Player:
         return policy.mean[0] if self.deterministic else action[0]
 
 
-def play(envs, player):
+def play(env, player):
     """The first whole episode of every environment: return, length and objective, each (N,)."""
-    obs = envs.reset()
-    whole = getattr(envs, "episode_step", torch.zeros(envs.num_envs, device=obs.device)) == 0  # begins at its beginning
-    results, missing = torch.full((3, envs.num_envs), math.nan, device=obs.device), torch.ones_like(whole)
+    obs = env.reset()
+    whole = getattr(env, "episode_step", torch.zeros(env.num_envs, device=obs.device)) == 0  # begins at its beginning
+    results, missing = torch.full((3, env.num_envs), math.nan, device=obs.device), torch.ones_like(whole)
     while missing.any():
-        obs, _, terminated, truncated, info = envs.step(player.act(obs))
+        obs, _, terminated, truncated, info = env.step(player.act(obs))
         done, episode = terminated | truncated, info["episode"]
         player.dones = done[None]
         ends = done & whole & missing
@@ -123,30 +106,30 @@ def play(envs, player):
 
 
 def agents_of(saved):
-    """Number of agents, and the one whose latest episodes in training had the highest mean objective."""
+    """Number of agents, and the one whose latest episodes in training had the highest objective."""
     num_agents = saved["args"].get("num_agents", 1)
-    return num_agents, saved["latest"][2].view(num_agents, -1).nanmean(1).nan_to_num(-math.inf).argmax().item()
+    return num_agents, saved["state"]["episodes"]["means"][2].nan_to_num(-math.inf).argmax().item()
 
 
-def film(path, envs, agent, ids):
+def record_video(path, env, agent, ids):
     """One episode of each agent of ids (K,), in a grid, to an mp4 file of at most 20 s."""
     import av
     import numpy as np
 
-    player, obs, frames = Player(agent, ids, deterministic=True), envs.reset(), []
+    player, obs, frames = Player(agent, ids, deterministic=True), env.reset(), []
     playing = torch.ones(len(ids), dtype=torch.bool, device=ids.device)
     columns = math.ceil(math.sqrt(len(ids)))
-    pictures = [envs.render(i) for i in range(len(ids))]
-    while playing.any() and len(frames) < 20 * envs.frame_rate:
+    pictures = [env.render(i) for i in range(len(ids))]
+    while playing.any() and len(frames) < 20 * env.frame_rate:
         blank = [np.zeros_like(pictures[0])] * (-len(ids) % columns)
         rows = [(pictures + blank)[i : i + columns] for i in range(0, len(ids), columns)]
         frames.append(np.concatenate([np.concatenate(row, 1) for row in rows]))
-        obs, _, terminated, truncated, _ = envs.step(player.act(obs))
+        obs, _, terminated, truncated, _ = env.step(player.act(obs))
         player.dones = (terminated | truncated)[None]
         playing &= ~player.dones[0]
-        pictures = [envs.render(i) if playing[i] else pictures[i] for i in range(len(ids))]  # the last picture stays
+        pictures = [env.render(i) if playing[i] else pictures[i] for i in range(len(ids))]  # the last picture stays
     with av.open(path, "w") as file:
-        stream = file.add_stream("libx264", rate=envs.frame_rate)
+        stream = file.add_stream("libx264", rate=env.frame_rate)
         stream.height, stream.width = (size - size % 2 for size in frames[0].shape[:2])
         stream.pix_fmt = "yuv420p"
         for frame in frames:
@@ -159,36 +142,36 @@ def film(path, envs, agent, ids):
 def main(argv=None):
     args = tyro.cli(Args, args=argv)
     if args.episodes < 1:
-        refuse("--episodes", args.episodes, "must be at least 1")
+        harness.refuse("--episodes", args.episodes, "must be at least 1")
     if not 0 <= args.seed < 2**32:
-        refuse("--seed", args.seed, "must be at least 0 and below 2**32")
+        harness.refuse("--seed", args.seed, "must be at least 0 and below 2**32")
     if args.video and not (args.video.endswith(".mp4") and os.path.isdir(os.path.dirname(args.video) or ".")):
-        refuse("--video", args.video, "must be a path.mp4 in a folder that exists")
+        harness.refuse("--video", args.video, "must be a path.mp4 in a folder that exists")
     if args.video and args.engine == "isaacgym":
-        refuse("--video", args.video, "Isaac Gym draws nothing here; another --engine films the same policy")
+        harness.refuse("--video", args.video, "Isaac Gym draws nothing here; another --engine films the same policy")
     saved, script = load(args.run)
     num_agents, best = agents_of(saved)
     for k in args.agents:
         if not 0 <= k < num_agents:
-            refuse("--agents", k, f"must be between 0 and {num_agents - 1}")
+            harness.refuse("--agents", k, f"must be between 0 and {num_agents - 1}")
     device = "cuda" if args.cuda and torch.cuda.is_available() else "cpu"
     print(f"{saved['args']['env_id']}, {saved['script']}.py, {saved['global_step']:,} steps, {args.episodes} episodes")
     print("| agent | actions | return | objective | episode length |\n|-|-|-|-|-|")
     for name, k in {"leader": 0, "best": best}.items() if num_agents > 1 else [("agent", 0)]:
         for deterministic in (False, True):
-            envs = make_envs(saved, args.episodes, args, device)
-            agent = make_agent(saved, script, envs, device)
+            env = make_env(saved, args.episodes, args, device)
+            agent = make_agent(saved, script, env, device)
             ids = torch.full((args.episodes,), k, device=device)
             torch.manual_seed(args.seed)
-            returns, lengths, objectives = play(envs, Player(agent, ids, deterministic)).double()
+            returns, lengths, objectives = play(env, Player(agent, ids, deterministic)).double()
             error = 1 / math.sqrt(args.episodes)
             numbers = [f"{x.mean():.2f} ± {x.std(unbiased=False) * error:.2f}" for x in (returns, objectives)]
             actions = "mean" if deterministic else "sampled"
             print(f"| {name}, {k} | {actions} | {' | '.join(numbers)} | {lengths.mean():.0f} |", flush=True)
     if args.video:
         ids = torch.tensor(args.agents or (0,), device=device)
-        envs = make_envs(saved, len(ids), args, device)
-        film(args.video, envs, make_agent(saved, script, envs, device), ids)
+        env = make_env(saved, len(ids), args, device)
+        record_video(args.video, env, make_agent(saved, script, env, device), ids)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,99 @@
+"""Tuned hyperparameters: one table per script, task -> the flags that differ from the script's defaults.
+
+Sources: SAPG Tables 2-4, EPO B.2 and CPO Tables 3-6, the released code where it differs from them, and IsaacGymEnvs for
+Ant and Cartpole. A flag on the command line wins over its row. Without a GPU the row of `CPU` comes on top.
+"""
+
+
+def merge(*tables):
+    """Tables laid over each other row by row; later ones win."""
+    return {task: {k: v for table in tables for k, v in table.get(task, {}).items()} for t in tables for task in t}
+
+
+PAPER_NUM_ENVS = 24_576
+ALLEGRO_KUKA = dict(
+    num_envs=PAPER_NUM_ENVS, total_timesteps=10_000_000_000, num_steps=16, num_minibatches=4, update_epochs=2,
+    learning_rate=1e-4, kl_threshold=0.016, clip_coef=0.1, vf_coef=4.0, bounds_coef=1e-4, reward_scale=0.01,
+    hidden_sizes=(768, 512, 256), lstm=True, lstm_size=768,
+)  # fmt: skip
+IN_HAND = dict(
+    num_envs=PAPER_NUM_ENVS, total_timesteps=10_000_000_000, num_steps=8, num_minibatches=2, update_epochs=5,
+    learning_rate=5e-4, kl_threshold=0.016, clip_coef=0.2, vf_coef=4.0, bounds_coef=1e-4, reward_scale=0.01,
+)  # fmt: skip
+LOCOMOTION = dict(
+    num_envs=PAPER_NUM_ENVS, total_timesteps=5_000_000_000, num_steps=8, num_minibatches=2, update_epochs=5,
+    kl_threshold=0.008, clip_coef=0.2, vf_coef=4.0, bounds_coef=1e-4, hidden_sizes=(768, 512, 256),
+)  # fmt: skip
+FRANKA_CUBE = dict(
+    num_envs=PAPER_NUM_ENVS, total_timesteps=5_000_000_000, num_steps=16, num_minibatches=4, update_epochs=8,
+    learning_rate=5e-4, kl_threshold=0.008, clip_coef=0.2, vf_coef=4.0, bounds_coef=1e-4,
+    hidden_sizes=(256, 128, 64), lstm=True, lstm_size=256,
+)  # fmt: skip
+PPO = {
+    "AllegroHand": dict(IN_HAND, hidden_sizes=(512, 256, 128)),
+    "AllegroKukaRegrasping": ALLEGRO_KUKA,
+    "AllegroKukaReorientation": ALLEGRO_KUKA,
+    "AllegroKukaThrow": ALLEGRO_KUKA,
+    "AllegroKukaTwoArmsRegrasping": ALLEGRO_KUKA,
+    "AllegroKukaTwoArmsReorientation": ALLEGRO_KUKA,
+    "Ant": dict(
+        num_envs=4_096, total_timesteps=100_000_000, num_steps=16, num_minibatches=2, update_epochs=4,
+        learning_rate=3e-4, kl_threshold=0.008, clip_coef=0.2, vf_coef=2.0, bounds_coef=1e-4, reward_scale=0.01,
+        hidden_sizes=(256, 128, 64),
+    ),
+    "Anymal": dict(LOCOMOTION, learning_rate=3e-4),
+    "Cartpole": dict(
+        num_envs=512, total_timesteps=1_000_000, num_steps=16, num_minibatches=1, update_epochs=8,
+        learning_rate=3e-4, kl_threshold=0.008, clip_coef=0.2, vf_coef=4.0, bounds_coef=1e-4, reward_scale=0.1,
+        hidden_sizes=(32, 32),
+    ),
+    "FrankaCubePush": FRANKA_CUBE,
+    "FrankaCubeStack": FRANKA_CUBE,
+    "Humanoid": dict(LOCOMOTION, learning_rate=5e-4, reward_scale=0.01),
+    "Moat": dict(  # ours
+        num_envs=3_072, total_timesteps=6_000_000, num_steps=16, num_minibatches=4, update_epochs=2,
+        learning_rate=3e-4, kl_threshold=0.016, clip_coef=0.2, vf_coef=4.0, hidden_sizes=(64, 64),
+    ),
+    "ShadowHand": dict(IN_HAND, hidden_sizes=(512, 512, 256, 128)),
+}  # fmt: skip
+SAPG = merge(PPO, {
+    "AllegroKukaReorientation": dict(max_ent_coef=0.0025),  # half of the papers' coefficient, as released
+    "AllegroKukaTwoArmsReorientation": dict(max_ent_coef=0.001),
+    "Anymal": dict(max_ent_coef=0.001),
+    "FrankaCubePush": dict(max_ent_coef=0.0025),
+    "FrankaCubeStack": dict(max_ent_coef=0.0025),
+    "Humanoid": dict(max_ent_coef=0.001),
+    "Moat": dict(max_ent_coef=0.025),  # ours
+    "ShadowHand": dict(max_ent_coef=0.0025),
+})  # fmt: skip
+CPO = merge(SAPG, {  # CPO Tables 3-6
+    "AllegroHand": dict(awac_coef=0.0005, awac_temperature=0.1, adversarial_coef=0.001),
+    "AllegroKukaThrow": dict(awac_temperature=0.1),
+    "Anymal": dict(discriminator_sizes=(768, 512, 256)),
+    "FrankaCubePush": dict(awac_coef=0.0005, awac_temperature=0.1, discriminator_sizes=(256, 128, 64)),
+    "FrankaCubeStack": dict(awac_coef=0.0005, awac_temperature=0.1, discriminator_sizes=(256, 128, 64)),
+    "Humanoid": dict(discriminator_sizes=(768, 512, 256)),
+    "ShadowHand": dict(adversarial_coef=0.01),
+})  # fmt: skip
+EPO_LOCOMOTION = dict(  # EPO B.2's table for locomotion
+    num_steps=16, num_minibatches=4, update_epochs=2, learning_rate=1e-4, kl_threshold=0.016, clip_coef=0.1,
+    bounds_coef=1e-5, hidden_sizes=(512, 256, 128), ga_threshold=0.5,
+)  # fmt: skip
+EPO = merge(SAPG, {
+    **{task: dict(bounds_coef=1e-5) for task in PPO if task.startswith("AllegroKuka")},  # EPO B.2
+    "Ant": dict(ga_threshold=0.5),
+    "Anymal": EPO_LOCOMOTION,
+    "Humanoid": EPO_LOCOMOTION,
+})
+# Ours. Without a GPU: a smaller network, minibatches of 1,024 rows, and what two cores train in about two hours
+SMALL = dict(num_envs=1_024, num_steps=16, num_minibatches=16, lstm=False, hidden_sizes=(256, 128, 64))
+CPU = {
+    "AllegroHand": dict(SMALL, total_timesteps=80_000_000),
+    **{task: dict(SMALL, total_timesteps=80_000_000) for task in PPO if task.startswith("AllegroKuka")},
+    "Ant": dict(num_envs=1_024, num_minibatches=16, total_timesteps=100_000_000),
+    "Anymal": dict(SMALL, total_timesteps=60_000_000),
+    "FrankaCubePush": dict(SMALL, total_timesteps=100_000_000),
+    "FrankaCubeStack": dict(SMALL, total_timesteps=100_000_000),
+    "Humanoid": dict(SMALL, total_timesteps=100_000_000),
+    "ShadowHand": dict(SMALL, total_timesteps=80_000_000),
+}
