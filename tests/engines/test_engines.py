@@ -154,7 +154,7 @@ def test_set_state_leaves_the_other_worlds_alone_while_they_touch():
     assert (after[mask, 0] == 0.0).all() and torch.equal(engine.qpos[mask], torch.full((2, 9), 0.3))
     ctrl = controls(engine, 20, seed=2)
     assert torch.equal(run(engine, ctrl)[~mask], run(other, ctrl)[~mask])  # and their future is the same too
-    engine.set_state(torch.zeros(6, dtype=torch.bool), engine.qpos, engine.qvel)  # nobody is fine too
+    engine.set_state(torch.zeros(6, dtype=torch.bool), engine.qpos, engine.qvel)  # no world at all
 
 
 def test_each_world_has_its_own_model():
@@ -274,10 +274,10 @@ def test_state_dict_continues_to_the_bit():
 @pytest.mark.parametrize("kind", ["nan state", "nan force", "explosion"])
 def test_a_broken_world_starts_anew_and_the_others_do_not_notice(kind, substeps, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # MuJoCo writes MUJOCO_LOG.TXT where it runs
-    engine, sound = make(substeps=substeps, sizes=(0.1, 0.15)), make(substeps=substeps, sizes=(0.1, 0.15))
+    engine, intact = make(substeps=substeps, sizes=(0.1, 0.15)), make(substeps=substeps, sizes=(0.1, 0.15))
     initial = engine.state_dict()["state"][3]
     run(engine, controls(engine, 5))
-    run(sound, controls(engine, 5))
+    run(intact, controls(engine, 5))
     xfrc, fourth = torch.zeros(6, 3, 6), torch.arange(6) == 3
     if kind == "nan state":
         engine.set_state(fourth, torch.full_like(engine.qpos, math.nan), engine.qvel)
@@ -285,14 +285,14 @@ def test_a_broken_world_starts_anew_and_the_others_do_not_notice(kind, substeps,
         xfrc[3, 0, 0] = math.nan if kind == "nan force" else 1e12  # after the latter the velocity is finite
     ctrl = torch.zeros(6, 2)
     engine.step(ctrl, xfrc)
-    sound.step(ctrl)
-    assert torch.equal(engine.broken, fourth) and not sound.broken.any()
+    intact.step(ctrl)
+    assert torch.equal(engine.broken, fourth) and not intact.broken.any()
     assert torch.equal(engine.state_dict()["state"][3], initial)
     assert_fresh(engine)
     engine.step(ctrl)
-    sound.step(ctrl)
+    intact.step(ctrl)
     assert not engine.broken.any()
-    assert torch.equal(engine.state_dict()["state"][~fourth], sound.state_dict()["state"][~fourth])
+    assert torch.equal(engine.state_dict()["state"][~fourth], intact.state_dict()["state"][~fourth])
 
 
 @mujoco_only

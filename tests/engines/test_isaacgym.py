@@ -22,7 +22,7 @@ import ppo
 from envs.adapters import isaacgym
 from tests.conftest import DRIFT
 from tests.engines import fake_isaacgym
-from tests.envs import test_contract
+from tests.envs import test_contract as contract_tests
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 TASKS = "AllegroHand AllegroKuka AllegroKukaTwoArms Ant Cartpole FrankaCubeStack Humanoid ShadowHand".split()
@@ -78,16 +78,16 @@ def contract(install, monkeypatch):
     def episodes(env_id):
         env, obs = started(env_id)
         history = []
-        for action in test_contract.actions(env, 2 * env.max_episode_steps + 20):
+        for action in contract_tests.actions(env, 2 * env.max_episode_steps + 20):
             history.append((obs, env.step(action)))
             obs = history[-1][1][0]
         return history
 
     install()
-    monkeypatch.setattr(test_contract, "started", started)
-    monkeypatch.setattr(test_contract, "episodes", episodes)
-    monkeypatch.setattr(test_contract, "BEGINNINGS", dict.fromkeys(ENV_IDS, lambda obs: (obs == 0.0).all(-1)))
-    return test_contract
+    monkeypatch.setattr(contract_tests, "started", started)
+    monkeypatch.setattr(contract_tests, "episodes", episodes)
+    monkeypatch.setattr(contract_tests, "BEGINNINGS", dict.fromkeys(ENV_IDS, lambda obs: (obs == 0.0).all(-1)))
+    return contract_tests
 
 
 @every_env

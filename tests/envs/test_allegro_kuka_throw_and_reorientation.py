@@ -376,7 +376,7 @@ def test_render_shows_the_goal(env_id):
 
 
 @pytest.mark.parametrize("env_id", ["AllegroKukaRegrasping", THROW, REORIENTATION])
-def test_two_thousand_steps_stay_sound(env_id, tmp_path, monkeypatch):
+def test_two_thousand_steps_stay_finite(env_id, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     env = envs.make(env_id, 6)
     env.reset()

@@ -134,7 +134,7 @@ def test_a_step_does_not_wait_for_a_gpu(env_id, monkeypatch):
 
 
 class OnMeta:
-    """An engine on torch's device meta, where tensors are but shapes."""
+    """An engine on torch's device meta, where tensors have shapes but no data."""
 
     def __init__(self, engine):
         self.name = engine.name
@@ -163,7 +163,7 @@ class NoGenerator:
 
 @pytest.mark.parametrize("env_id", envs.TASKS)
 def test_everything_is_on_the_device(env_id, monkeypatch):
-    """Devices do not mix: what is made on the CPU by mistake fails beside tensors of the device meta."""
+    """A tensor made on the CPU by mistake cannot be combined with tensors on the device meta."""
     module = importlib.import_module(envs.find_class(env_id).__module__)
     if env_id not in envs.PURE_TORCH:
         make = module.make_engine

@@ -488,7 +488,7 @@ def test_reset_distribution(make_still, env_id):
     joints = qpos[:, 7:]
     assert (joints >= low).all() and (joints <= high).all()
     assert (joints.amin(0) < low + 0.005).all() and (joints.amax(0) > high - 0.005).all()
-    at_limit = ((joints == lower) | (joints == upper)).float().mean(0)  # half of an ankle's draws are cut
+    at_limit = ((joints == lower) | (joints == upper)).float().mean(0)  # half of an ankle's samples are clamped
     expected = [0.0, 0.5] * 4 if env_id == "Ant" else [0.0] * 6 + [0.41] + [0.0] * 5 + [0.41] + [0.0] * 8
     assert at_limit.tolist() == pytest.approx(expected, abs=0.03)
     assert (qvel[:, :6] == 0.0).all()

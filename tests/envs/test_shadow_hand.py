@@ -387,7 +387,7 @@ def test_2000_steps_without_trouble(tmp_path, monkeypatch):
 
 
 def test_digest():
-    """A seeded rollout: whoever changes the physics shall notice. Actions that differ by 1e-6 change it by 2e-3."""
+    """A seeded rollout: changes of the physics show here. Actions that differ by 1e-6 change it by 2e-3."""
     env = envs.make("ShadowHand", 64, seed=5)
     env.reset()
     generator = torch.Generator().manual_seed(0)
