@@ -1,4 +1,4 @@
-"""The vectorised tasks: `envs.make(env_id, num_envs, device, seed, engine)`. See envs/base.py for the contract."""
+"""Vectorised robot tasks: `envs.make(env_id, num_envs, device, seed, engine)`. See envs/base.py for the contract."""
 
 import difflib
 import importlib
@@ -7,9 +7,9 @@ import importlib.util
 import inspect
 import sys
 
-from envs import before_torch  # the first: see there
+from envs import import_isaacgym_first  # must come before anything that imports torch
+from envs.adapters import isaacgym
 from envs.base import VectorEnv
-from envs.engines import isaacgym
 
 TASKS = {
     "AllegroHand": "envs.tasks.in_hand:AllegroHand",
@@ -25,13 +25,12 @@ TASKS = {
     "Moat": "envs.tasks.moat:Moat",
     "ShadowHand": "envs.tasks.in_hand:ShadowHand",
 }
-PURE_TORCH = ("Moat",)  # they step themselves
-# name -> the package that it needs; not Isaac Gym, which "auto" never means
-ENGINES = {"mujoco": "mujoco", "warp": "mujoco_warp"}
+PURE_TORCH = ("Moat",)  # tasks that need no physics engine
+ENGINES = {"mujoco": "mujoco", "warp": "mujoco_warp"}  # engine -> the package it needs
 
 
 def check_env_id(env_id):
-    """Raises ValueError (one line) where `env_id` is neither known nor an importable class of your own."""
+    """Raises ValueError (one line) unless `env_id` is a known task or an importable `package.module:Class`."""
     known = list(dict.fromkeys([*TASKS, *isaacgym.CONFIGURATIONS]))
     if ":" in env_id:
         find_class(env_id)
@@ -41,13 +40,13 @@ def check_env_id(env_id):
 
 
 def find_class(env_id):
-    """The class behind an env id: a name of TASKS, or `package.module:Class` for a task of your own.
+    """The class behind an env id: a name in TASKS, or `package.module:Class` for a custom task.
 
     Raises ValueError with one line that says what would be valid.
     """
     module_name, class_name = TASKS.get(env_id, env_id).split(":", 1)
     if "" not in sys.path:
-        sys.path.insert(0, "")  # a task of your own is looked up from the working directory
+        sys.path.insert(0, "")  # custom tasks are looked up from the working directory
     try:
         task = getattr(importlib.import_module(module_name), class_name)
     except (ImportError, AttributeError, TypeError) as error:
@@ -58,9 +57,10 @@ def find_class(env_id):
 
 
 def find_engine(engine, env_id, device="cpu"):
-    """The engine that `engine` stands for on this task, None where the task steps itself. "auto" is the fastest one.
+    """Resolves `engine` for a task: "mujoco", "warp", "isaacgym", or None if the task needs no engine.
 
-    env_id: one that `check_env_id` lets pass. Raises ValueError (one line) for an engine that cannot be had.
+    "auto" selects the fastest installed one and never Isaac Gym. env_id must have passed `check_env_id`.
+    Raises ValueError (one line) if the engine is not available here or cannot run the task.
     """
     if engine == "isaacgym":
         problem = isaacgym.find_problem(env_id)
@@ -69,7 +69,7 @@ def find_engine(engine, env_id, device="cpu"):
         return engine
     if ":" not in env_id and env_id not in TASKS:
         raise ValueError("must be isaacgym, no other engine has this task")
-    if env_id in PURE_TORCH or ":" in env_id and "engine" not in inspect.signature(find_class(env_id)).parameters:
+    if not needs_engine(env_id):
         if engine == "auto":
             return None
         raise ValueError("must be auto, this task steps itself")
@@ -86,15 +86,22 @@ def find_engine(engine, env_id, device="cpu"):
     raise ValueError(f"{missing}; valid here: {', '.join(['auto'] + installed) if installed else 'none'}")
 
 
+def needs_engine(env_id):
+    """Whether a task runs on a physics engine. A custom task does if its constructor takes the argument `engine`."""
+    if ":" in env_id:
+        return "engine" in inspect.signature(find_class(env_id)).parameters
+    return env_id not in PURE_TORCH
+
+
 def check_versions():
-    """Raises ValueError (one line) where MuJoCo and MuJoCo Warp are not of one version."""
-    ours, theirs = (importlib.metadata.version(name) for name in ("mujoco", "mujoco-warp"))
-    if ours.split(".")[:3] != theirs.split(".")[:3]:
-        raise ValueError(f"mujoco {ours} and mujoco-warp {theirs} differ: pip install -r requirements-gpu.txt")
+    """Raises ValueError (one line) if the versions of MuJoCo and MuJoCo Warp differ."""
+    mujoco, warp = (importlib.metadata.version(name) for name in ("mujoco", "mujoco-warp"))
+    if mujoco.split(".")[:3] != warp.split(".")[:3]:
+        raise ValueError(f"mujoco {mujoco} and mujoco-warp {warp} differ: pip install -r requirements-gpu.txt")
 
 
 def make(env_id, num_envs, device="cpu", seed=1, engine="auto"):
-    """Make `num_envs` copies of a task on `device`. Raises ValueError for an unknown id or engine."""
+    """Makes `num_envs` copies of a task on `device`. Raises ValueError for an unknown id or engine."""
     check_env_id(env_id)
     engine = find_engine(engine, env_id, device)
     if engine == "isaacgym":

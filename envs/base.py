@@ -1,4 +1,4 @@
-"""The contract between the learning scripts and every environment (Gymnasium's words, torch tensors)."""
+"""The contract between the learning scripts and every environment: Gymnasium's terms, torch tensors."""
 
 import contextlib
 from typing import Tuple
@@ -10,7 +10,7 @@ DEVICES = ("cpu", "cuda")
 
 @contextlib.contextmanager
 def full_precision():
-    """Matrix products in float32, whatever a learner allows itself: TF32, emulated, moved torques by up to 15 N m."""
+    """Matrix products in float32 even if the learner enabled TF32, which changed torques by up to 15 N m."""
     matmul = torch.backends.cuda.matmul
     allowed, matmul.allow_tf32 = matmul.allow_tf32, False
     try:
@@ -22,7 +22,7 @@ def full_precision():
 class VectorEnv:
     """N copies of one task, stepped together, with same-step autoreset.
 
-    A task sets `num_obs`, `num_actions` and `max_episode_steps` and writes the methods below the line.
+    A task sets `num_obs`, `num_actions` and `max_episode_steps` and implements the methods below the line.
     Shape letters: N num_envs, D num_obs, U num_actions. Every tensor lives on `device`.
     """
 
@@ -30,14 +30,13 @@ class VectorEnv:
     num_actions: int
     max_episode_steps: int  # control steps after which an episode is truncated
     fitness_floor = 1.0  # smallest spread of the objective that counts as a difference (EPO Eq. 3)
-    engine = None  # of envs/engines, where one steps the physics
-    engine_name = "torch"  # what steps the physics, for the first terminal line
-    frame_rate = 60  # control steps per second, for films
-    resumes_exactly = True  # whether `load_state_dict` brings the running episodes back
-    curriculum: Tuple[str, ...] = ()  # names of the tensors that it moves: an evaluation takes them over from training
+    engine = None  # the engine of envs/engines that steps the physics, if the task uses one
+    frame_rate = 60  # control steps per second, for videos
+    resumes_exactly = True  # whether `load_state_dict` restores the running episodes
+    curriculum: Tuple[str, ...] = ()  # names of the tensors that a curriculum changes; an evaluation copies them
 
     def __init__(self, num_envs, device, seed):
-        if num_envs < 1:  # MuJoCo would crash
+        if num_envs < 1:  # would crash MuJoCo
             raise ValueError(f"num_envs {num_envs}: must be at least 1")
         if str(device).split(":")[0] not in DEVICES:
             raise ValueError(f"device {device}: must be cpu, cuda or cuda:N")
@@ -46,9 +45,14 @@ class VectorEnv:
         if self.device.type == "cuda" and (self.device.index or 0) >= torch.cuda.device_count():
             raise ValueError(f"device {device}: there are {torch.cuda.device_count()} CUDA devices")
         self.generator = torch.Generator(self.device).manual_seed(seed)
-        self.episode_step = torch.zeros(num_envs, dtype=torch.long, device=self.device)  # decides truncation
+        self.episode_step = torch.zeros(num_envs, dtype=torch.long, device=self.device)  # for truncation
         self.episode_length = torch.zeros(num_envs, dtype=torch.long, device=self.device)
         self.episode_return = torch.zeros(num_envs, device=self.device)
+
+    @property
+    def engine_name(self):
+        """What steps the physics, for the log."""
+        return self.engine.name if self.engine else "torch"
 
     @full_precision()
     def reset(self):
@@ -63,7 +67,7 @@ class VectorEnv:
         action: (N, U), clamped to [-1, 1]. Returns obs (N, D) float32, reward (N,) float32, terminated (N,) bool,
         truncated (N,) bool and info with
             final_obs (N, D)   the observation that ended the step, before any reset: equal to obs where not done
-            episode            done (N,) bool; return, length, objective (N,) float32, of meaning where done
+            episode            done (N,) bool; return, length, objective (N,) float32, valid where done
             metrics            the task's scalars, name -> 0-d tensor or float
         """
         self.episode_step += 1
@@ -90,7 +94,7 @@ class VectorEnv:
         self.episode_return.masked_fill_(mask, 0.0)
 
     def state_dict(self):
-        """Everything needed to go on exactly: the task's tensors and numbers, counters, generator, physics."""
+        """Everything needed to continue exactly: the task's tensors, counters, random generator, physics."""
         state = {name: getattr(self, name).clone() for name in self._tensor_names()}
         state["generator"] = self.generator.get_state()
         if self.engine:
@@ -98,10 +102,10 @@ class VectorEnv:
         return state
 
     def load_state_dict(self, state):
-        """Restore what `state_dict` returned, in place. Saved on another kind of device: all but the generator."""
+        """Restore in place what `state_dict` returned, except for a generator of another kind of device."""
         for name in self._tensor_names():
             getattr(self, name).copy_(state[name])
-        if state["generator"].shape == self.generator.get_state().shape:  # a CPU's is not a GPU's
+        if state["generator"].shape == self.generator.get_state().shape:  # a GPU's differs from a CPU's
             self.generator.set_state(state["generator"])
         if self.engine:
             self.engine.load_state_dict(state["engine"])
@@ -114,7 +118,19 @@ class VectorEnv:
         size = (self.num_envs, *shape)
         return low + (high - low) * torch.rand(size, generator=self.generator, device=self.device)
 
-    # ---------------------------------------------------------------- what a task writes
+    def normal(self, *shape):
+        """Standard normal numbers from the environment's own generator, shape (N, *shape)."""
+        return torch.randn(self.num_envs, *shape, generator=self.generator, device=self.device)
+
+    def tensor(self, values):
+        """`values` as a float32 tensor on the environment's device."""
+        return torch.as_tensor(values, dtype=torch.float32, device=self.device)
+
+    def zeros(self, *shape, dtype=torch.float32):
+        """Zeros of shape (N, *shape) on the environment's device."""
+        return torch.zeros(self.num_envs, *shape, dtype=dtype, device=self.device)
+
+    # ---------------------------------------------------------------- what a task implements
 
     def reset_where(self, mask):
         """Begin a new episode in the environments of mask (N,) bool; leave all others untouched."""
@@ -123,12 +139,12 @@ class VectorEnv:
     def advance(self, action):
         """One control step. action (N, U) in [-1, 1] -> reward (N,), terminated (N,) bool, truncated (N,) bool.
 
-        `truncated` is for limits of the task's own; the time limit is added by `step`.
+        `truncated` is for the task's own limits; `step` adds the time limit.
         """
         raise NotImplementedError
 
     def observe(self):
-        """The observation (N, D) float32 of the present state. Must not change it."""
+        """The observation (N, D) float32 of the current state, which it must not change."""
         raise NotImplementedError
 
     def objective(self):

@@ -15,7 +15,7 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
-    """Tasks import make_engine only when they are needed: after this."""
+    """Replaces make_engine, if --engine asks for it, before tasks import it."""
     config.addinivalue_line("markers", "mujoco_cpu: of MuJoCo on CPU threads alone; other engines skip it")
     engine, make_engine = config.getoption("engine"), envs.engines.make_engine
     if engine != "mujoco":

@@ -1,11 +1,11 @@
-"""Who steps the physics. An engine holds N copies of a model and knows nothing of rewards."""
+"""Physics engines. An engine steps N copies of a model and knows nothing about rewards."""
 
 
-def make_engine(name, models, num_envs, substeps, bodies, device, max_contacts=32, max_constraints=128):
+def make_engine(name, models, num_envs, substeps, bodies, device, *, max_contacts=32, max_constraints=128):
     """The engine called `name` with N = num_envs worlds; world i runs model i modulo their number.
 
-    name: "mujoco" or "warp"; models: an iterable of mujoco.MjSpec, read once; max_contacts, max_constraints: per world,
-    see MujocoWarp; MuJoCo itself takes what it needs.
+    name: "mujoco" or "warp"; models: an iterable of mujoco.MjSpec, read once; substeps, bodies: see MujocoCpu;
+    max_contacts, max_constraints: buffer sizes per world, see MujocoWarp (MuJoCo itself allocates on demand).
     """
     if name == "mujoco":
         from envs.engines.mujoco_cpu import MujocoCpu
@@ -14,5 +14,7 @@ def make_engine(name, models, num_envs, substeps, bodies, device, max_contacts=3
     if name == "warp":
         from envs.engines.mujoco_warp import MujocoWarp
 
-        return MujocoWarp(models, num_envs, substeps, bodies, device, max_contacts, max_constraints)
+        return MujocoWarp(
+            models, num_envs, substeps, bodies, device, max_contacts=max_contacts, max_constraints=max_constraints
+        )
     raise ValueError(f"unknown engine {name}")

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from mujoco.rollout import Rollout
 
-from envs.engines.rendering import Painter
+from envs.engines.rendering import Renderer
 
 STATE = mujoco.mjtState.mjSTATE_FULLPHYSICS.value  # time, qpos, qvel, activations
 MOCAP = mujoco.mjtState.mjSTATE_MOCAP_POS.value | mujoco.mjtState.mjSTATE_MOCAP_QUAT.value
@@ -18,32 +18,30 @@ POSE = (  # the sensors of each body: 3 + 4 + 3 + 3 = 13 numbers
     mujoco.mjtSensor.mjSENS_FRAMELINVEL,
     mujoco.mjtSensor.mjSENS_FRAMEANGVEL,
 )
-HUGE = 1e6  # no position, velocity or time of a sound world comes near it, in SI units
+HUGE = 1e6  # SI units; a position, velocity or time beyond it means that the world has diverged
 
 
 class MujocoCpu:
     """N worlds, world i runs models[i % len(models)]. Units SI, world axes, quaternions w, x, y, z.
 
-    Shape letters: N num_envs, B len(bodies). After construction, `step`, `set_state` and `load_state_dict` these are
-    of the present state, float32 on `device`; they are overwritten in place, so clone what must outlive a step:
+    Shape letters: N num_envs, B len(bodies), S sensor values. After construction, `step`, `set_state` and
+    `load_state_dict` these tensors hold the current state, float32 on `device`. They are overwritten in place: clone
+    what must outlive a step.
         qpos (N, nq), qvel (N, nv)                            joint coordinates and velocities
         body_pos (N, B, 3), body_quat (N, B, 4)               pose of the body frame
         body_linvel (N, B, 3), body_angvel (N, B, 3)          velocity of the body frame's origin; angular velocity
-        sensors (N, S)                                        the models' own sensors, in the order of the model
+        sensors (N, S)                                        the model's own sensors, in the order of the model
         broken (N,) bool                                      worlds that broke in the last step, see `step`
-    MuJoCo reads sensors before it moves: they tell of the last substep's begin, and are 0 after `set_state`.
-    The state itself is kept in float64. A step is a function of state and control alone: nothing is warm-started.
+    MuJoCo computes sensors before it integrates: they describe the start of the last substep, and are 0 after
+    `set_state`. The state itself is float64. A step depends on state and control alone: nothing is warm-started.
     """
 
     name = "mujoco"
 
     def __init__(self, models, num_envs, substeps, bodies, device):
-        """models: mujoco.MjSpec, alike but for numbers (sizes, masses, gains); bodies: names of those to be read.
-
-        Mocap bodies are not read, since whoever put them somewhere knows where they are.
-
-        One control step is `substeps` steps of the models' timestep. An iterable that makes the specs one by one needs
-        far less memory than a list.
+        """models: mujoco.MjSpec of the same structure (sizes, masses and gains may differ); a generator needs far less
+        memory than a list. substeps: timesteps of the model per control step. bodies: names of the bodies whose poses
+        are read; mocap bodies are not allowed, since they stay where `set_mocap` puts them.
         """
         self.models = []
         for spec in models:
@@ -55,9 +53,9 @@ class MujocoCpu:
         self.num_envs, self.substeps, self.device = num_envs, substeps, torch.device(device)
         first = self.models[0]
         self.nq, self.nv, self.nu, self.timestep = first.nq, first.nv, first.nu, first.opt.timestep
-        if len({model.signature for model in self.models}) > 1:  # unchecked in C++, where it would corrupt memory
-            raise ValueError("the models of one engine must be alike but for numbers; these differ in structure")
-        for model in self.models:  # a broken world must stay broken, so that `step` sees it
+        if len({model.signature for model in self.models}) > 1:  # unchecked by MuJoCo, where it would corrupt memory
+            raise ValueError("the models of one engine must have the same structure, these differ")
+        for model in self.models:  # so that `step` sees which worlds broke
             model.opt.disableflags |= mujoco.mjtDisableBit.mjDSBL_AUTORESET.value
         self._body_ids = [first.body(name).id for name in bodies]
         if (first.body_mocapid[self._body_ids] >= 0).any():
@@ -92,17 +90,16 @@ class MujocoCpu:
         self.qpos, self.qvel = self._joints.split([self.nq, self.nv], 1)
         self.body_pos, self.body_quat, self.body_linvel, self.body_angvel = self._poses.split([3, 4, 3, 3], 2)
         self.broken = torch.zeros(num_envs, dtype=torch.bool, device=self.device)
-        self._painter = Painter()
+        self._renderer = Renderer()
         self._refresh(np.arange(num_envs))
 
     def step(self, ctrl, xfrc=None):
         """One control step. ctrl (N, nu) is held for all substeps.
 
         xfrc (N, B, 6), optional: force (N), then torque (N m), world axes, at the centre of mass of each listed body.
-        A world breaks when its state becomes not a number or huge, or MuJoCo runs out of memory for its contacts. Then
-        `broken` is set until the next step, the world is back in its model's initial state, so that nothing broken is
-        ever read, and the task has to reset it. MuJoCo writes the reason to MUJOCO_LOG.TXT. Raises ValueError for a
-        control that is not finite: that is no matter of physics.
+        A world breaks when its state becomes nan or huge, or when MuJoCo runs out of memory for its contacts. It is
+        then put back into its model's initial state, `broken` is set until the next step, and the task has to reset it.
+        MuJoCo writes the reason to MUJOCO_LOG.TXT. Raises ValueError for a control that is not finite.
         """
         if not ctrl.isfinite().all():
             raise ValueError("a control is not finite")
@@ -144,8 +141,8 @@ class MujocoCpu:
     def set_mocap(self, mask, pose):
         """Put the mocap bodies of the worlds of mask (N,) bool at pose (N, M, 7): position (m), quaternion.
 
-        M counts them in the order of the model. They stay there, through set_state and broken worlds too, and nothing
-        moves them; what touches them is stopped as by a wall.
+        The M bodies are in the order of the model. They stay there, also after set_state or when a world breaks, and
+        act on other bodies like fixed walls.
         """
         rows = np.flatnonzero(mask.cpu().numpy())
         pose = pose.detach().cpu().numpy()[rows]
@@ -153,7 +150,7 @@ class MujocoCpu:
         self._mocap_quat[rows] = pose[:, None, :, 3:].reshape(len(rows), 1, self._mocap_quat.shape[2])
 
     def state_dict(self):
-        """The physics state and mocap poses (N, ...) float64, the sensors' readings: enough to go on exactly."""
+        """The physics state and mocap poses (N, ...) float64, the sensors' readings: enough to continue exactly."""
         return {
             "state": torch.from_numpy(self._state.copy()),
             "mocap": torch.from_numpy(self._mocap[:, 0].copy()),
@@ -168,12 +165,12 @@ class MujocoCpu:
         self._refresh(np.arange(self.num_envs))
 
     def render(self, index, camera=-1, width=640, height=480, markers=None):
-        """World `index` as an (height, width, 3) uint8 numpy image, off-screen; see `Painter.draw`."""
+        """World `index` as an (height, width, 3) uint8 numpy image, off-screen; see `Renderer.render`."""
         _, qpos, qvel = np.split(self._state[index], [1, 1 + self.nq])
         mocap_pos = self._mocap_pos[index, 0].reshape(-1, 3)
         mocap_quat = self._mocap_quat[index, 0].reshape(-1, 4)
         model = self._world_models[index]
-        return self._painter.draw(model, qpos, qvel, mocap_pos, mocap_quat, camera, width, height, markers)
+        return self._renderer.render(model, qpos, qvel, mocap_pos, mocap_quat, camera, width, height, markers)
 
     def _refresh(self, rows):
         """Bring the tensors of the worlds `rows` up to date with the state."""
@@ -195,13 +192,13 @@ class MujocoCpu:
             self._poses.copy_(torch.from_numpy(self._host_poses))
 
     def _find_broken(self, after):
-        """Worlds (N,) bool that broke in the step to `after` (N, nstate): rollout stops their clock, without a word."""
+        """Worlds (N,) bool that broke in the step to `after` (N, nstate): rollout silently stops their clock."""
         late = after[:, 0] < self._state[:, 0] + (self.substeps - 0.5) * self.timestep
         return late | ~(np.abs(after) < HUGE).all(1)  # written so that nan counts as broken
 
 
 def _make_readout(spec, bodies):
-    """A compiled copy of `spec` that only measures: sensors on `bodies`, nothing that pushes."""
+    """A compiled copy of `spec` that only measures poses and velocities of `bodies`, with all forces disabled."""
     spec = spec.copy()
     for sensor in spec.sensors:
         spec.delete(sensor)

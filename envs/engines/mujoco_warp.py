@@ -1,4 +1,4 @@
-"""MuJoCo Warp: all worlds in the memory of one GPU, and a control step is one CUDA graph. Runs on a CPU too, slowly."""
+"""MuJoCo Warp: all worlds in the memory of one GPU, a control step is one CUDA graph. Also runs on a CPU, slowly."""
 
 import dataclasses
 import threading
@@ -9,15 +9,15 @@ import numpy as np
 import torch
 import warp as wp
 
-from envs.engines.rendering import Painter
+from envs.engines.rendering import Renderer
 
-HUGE = wp.constant(1e6)  # no position or velocity of a sound world comes near it, in SI units
+HUGE = wp.constant(1e6)  # SI units; a position or velocity beyond it means that the world has diverged
 JOINT_LIMIT = wp.constant(int(mujoco.mjtConstraint.mjCNSTR_LIMIT_JOINT))
 FULL = mjw.OverflowType.BROADPHASE | mjw.OverflowType.NARROWPHASE
-FEW = 8  # worlds: fewer share the buffers for contacts of so many, since they are no average
-MAX_CCD = 4  # buffer for pairs of shapes without a special algorithm, per world and kind: those with a cylinder
-# What a step allocates besides the data, bytes per world, measured on the tasks: at most 16 kB, and 6.9 kB per place in
-# the buffer for such pairs.
+FEW = 8  # worlds; fewer get the contact buffers of this many, since their mean varies more
+MAX_CCD = 4  # buffer per world and kind for pairs of shapes that need the general algorithm: those with a cylinder
+# Bytes per world that a step allocates besides the data, measured on the tasks: at most 16 kB, plus 6.9 kB per entry
+# of the buffer for such pairs.
 WORKSPACE, WORKSPACE_CCD = 16_000, 6_900
 
 
@@ -25,7 +25,7 @@ WORKSPACE, WORKSPACE_CCD = 16_000, 6_900
 def count(
     nacon: wp.array[int], ncollision: wp.array[int], nefc: wp.array[int], overflow: wp.array[int], counts: wp.array[int]
 ):
-    """After a substep: counts = bits of buffers that were too small, most contacts so far, most constraint rows."""
+    """After a substep: counts = bits of buffers that were too small, most contacts and constraint rows so far."""
     world = wp.tid()
     if world == 0:
         wp.atomic_max(counts, 1, wp.max(nacon[0], ncollision[0]))
@@ -38,7 +38,7 @@ def read_limits(
     joints: wp.array[int], addresses: wp.array[int], nefc: wp.array[int], efc_type: wp.array2d[int],
     efc_id: wp.array2d[int], efc_force: wp.array2d[float], sensordata: wp.array2d[float],
 ):  # fmt: skip
-    """The torque of each joint's limit. Warp's own sensor takes the tendon of the same number for the joint."""
+    """The torque of each joint's limit. Warp's own sensor confuses the joint with the tendon of the same id."""
     world, i = wp.tid()
     force = float(0.0)
     for row in range(wp.min(nefc[world], efc_type.shape[1])):
@@ -48,22 +48,22 @@ def read_limits(
 
 
 @wp.kernel
-def mend(
+def reset_broken(
     ctrl: wp.array2d[float], qpos0: wp.array2d[float], qpos: wp.array2d[float], qvel: wp.array2d[float],
     time: wp.array[float], sensordata: wp.array2d[float], broken: wp.array[bool], counts: wp.array[int],
 ):  # fmt: skip
-    """After a control step: put worlds that are not finite or huge back to where their model begins."""
+    """After a control step: put worlds whose state is nan or huge back into their model's initial state."""
     world = wp.tid()
-    sound = bool(True)
+    finite = bool(True)
     for i in range(qpos.shape[1]):
-        sound = sound and wp.abs(qpos[world, i]) < HUGE  # written so that nan counts as broken
+        finite = finite and wp.abs(qpos[world, i]) < HUGE  # written so that nan counts as broken
     for i in range(qvel.shape[1]):
-        sound = sound and wp.abs(qvel[world, i]) < HUGE
+        finite = finite and wp.abs(qvel[world, i]) < HUGE
     for i in range(ctrl.shape[1]):
         if not wp.isfinite(ctrl[world, i]):
             counts[3] = 1
-    broken[world] = not sound
-    if not sound:
+    broken[world] = not finite
+    if not finite:
         for i in range(qpos.shape[1]):
             qpos[world, i] = qpos0[world % qpos0.shape[0], i]
         for i in range(qvel.shape[1]):
@@ -93,30 +93,30 @@ def read_poses(
 
 
 class MujocoWarp:
-    """N worlds, world i runs models[i % len(models)]. What tasks read and call is as in `mujoco_cpu.MujocoCpu`.
+    """N worlds, world i runs models[i % len(models)]. The interface is that of `mujoco_cpu.MujocoCpu`.
 
-    The state is float32. Nothing waits for the GPU: what went wrong in a step is raised in a later one.
+    The state is float32. Nothing waits for the GPU: errors in a step are raised in a later one.
     """
 
     name = "warp"
 
-    def __init__(self, models, num_envs, substeps, bodies, device, max_contacts, max_constraints):
-        """As MujocoCpu; besides, the sizes of the buffers per world: contacts (of all worlds together, so that one may
-        have more than another) and rows of constraints (of each).
+    def __init__(self, models, num_envs, substeps, bodies, device, *, max_contacts, max_constraints):
+        """As MujocoCpu, plus buffer sizes per world. All worlds share one buffer for contacts, so max_contacts limits
+        the mean over worlds; max_constraints, in rows, limits each world.
         """
-        wp.config.log_level = wp.LOG_ERROR  # it warns of every machine that has no GPU
+        wp.config.log_level = wp.LOG_ERROR  # otherwise it warns on every machine without a GPU
         wp.init()
         self.models = [spec.compile() for spec in models]
         self.num_envs, self.substeps, self.device = num_envs, substeps, torch.device(device)
         first = self.models[0]
         self.nq, self.nv, self.nu, self.timestep = first.nq, first.nv, first.nu, first.opt.timestep
         if len({model.signature for model in self.models}) > 1:
-            raise ValueError("the models of one engine must be alike but for numbers; these differ in structure")
+            raise ValueError("the models of one engine must have the same structure, these differ")
         body_ids = [first.body(name).id for name in bodies]
         if (first.body_mocapid[body_ids] >= 0).any():
             raise ValueError("mocap bodies cannot be read")
         for model in self.models:
-            # the general algorithm finds fewer contacts between boxes than MuJoCo; this leaves them to a special one
+            # without this flag Warp's general algorithm handles boxes and finds fewer contacts than MuJoCo
             model.opt.disableflags |= mujoco.mjtDisableBit.mjDSBL_NATIVECCD.value
         self.max_contacts, self.max_constraints = max_contacts, max_constraints
 
@@ -131,9 +131,9 @@ class MujocoWarp:
             self._limits = [wp.array(x[limits], dtype=int) for x in (first.sensor_objid, first.sensor_adr)]
             self._poses = wp.zeros((num_envs, len(bodies), 13), dtype=float)
             self._broken = wp.zeros(num_envs, dtype=bool)
-            self._counts = wp.zeros(4, dtype=int)  # see `count` and `mend`
+            self._counts = wp.zeros(4, dtype=int)  # see `count` and `reset_broken`
         self._data = data
-        # the same memory, seen as tensors
+        # tensors that share Warp's memory
         names = "time", "qpos", "qvel", "sensordata", "ctrl", "xfrc_applied", "mocap_pos", "mocap_quat"
         tensors = [wp.to_torch(getattr(data, name)) for name in names]
         self._time, self.qpos, self.qvel, self.sensors, self._ctrl, self._xfrc, *mocap = tensors
@@ -147,9 +147,9 @@ class MujocoWarp:
         self._new_counts = wp.to_torch(self._counts)
         self._seen_counts = torch.zeros(4, dtype=torch.int32, pin_memory=gpu)  # on the host
         self._seen = torch.cuda.Event() if gpu else None
-        self._painter = Painter()
+        self._renderer = Renderer()
 
-        line = "MuJoCo Warp loads its kernels; the first time it compiles them, about a minute"
+        line = "loading MuJoCo Warp's kernels; the first run compiles them, which takes about a minute"
         notice = threading.Timer(3.0, print, [line])
         notice.start()
         try:
@@ -159,10 +159,10 @@ class MujocoWarp:
         self.load_state_dict(self._initial())
 
     def step(self, ctrl, xfrc=None):
-        """One control step; as MujocoCpu's, but for errors: nothing is known of them until the GPU has finished.
+        """One control step; as MujocoCpu's, except that errors are raised only once the GPU has finished.
 
-        RuntimeError: a buffer was too small in an earlier step, and contacts were lost. ValueError: an earlier
-        control was not finite; its world is broken.
+        RuntimeError: a buffer was too small in an earlier step and contacts were lost. ValueError: an earlier control
+        was not finite; its world is broken.
         """
         self._raise_errors()
         self._ctrl.copy_(ctrl)
@@ -175,10 +175,7 @@ class MujocoWarp:
             self._seen.record()
 
     def set_state(self, mask, qpos, qvel):
-        """Put the worlds of mask (N,) bool at qpos (N, nq), qvel (N, nv) and time 0; all others keep every bit.
-
-        Contacts are found anew in every step, so that none has to be forgotten here.
-        """
+        """Put the worlds of mask (N,) bool at qpos (N, nq), qvel (N, nv) and time 0; all others keep every bit."""
         rows = mask[:, None]
         self.qpos.copy_(torch.where(rows, qpos, self.qpos))
         self.qvel.copy_(torch.where(rows, qvel, self.qvel))
@@ -193,7 +190,7 @@ class MujocoWarp:
         self._mocap_quat.copy_(torch.where(rows, pose[..., 3:], self._mocap_quat))
 
     def state_dict(self):
-        """As MujocoCpu's, float64 on the CPU, so that either engine goes on where the other stopped."""
+        """As MujocoCpu's, float64 on the CPU, so that either engine can continue where the other stopped."""
         state = torch.cat([self._time[:, None], self.qpos, self.qvel], 1)
         mocap = torch.cat([self._mocap_pos.flatten(1), self._mocap_quat.flatten(1)], 1)
         return {"state": state.double().cpu(), "mocap": mocap.double().cpu(), "sensors": self.sensors.clone()}
@@ -211,12 +208,12 @@ class MujocoWarp:
         wp.capture_launch(self._read_graph)
 
     def render(self, index, camera=-1, width=640, height=480, markers=None):
-        """World `index` as an (height, width, 3) uint8 numpy image, off-screen, by MuJoCo; see `Painter.draw`."""
+        """World `index` as an (height, width, 3) uint8 numpy image, off-screen, by MuJoCo; see `Renderer.render`."""
         state = [x[index].cpu().numpy() for x in (self.qpos, self.qvel, self._mocap_pos, self._mocap_quat)]
-        return self._painter.draw(self.models[index % len(self.models)], *state, camera, width, height, markers)
+        return self._renderer.render(self.models[index % len(self.models)], *state, camera, width, height, markers)
 
     def _initial(self):
-        """What `state_dict` returns of worlds that are where their models begin."""
+        """What `state_dict` returns for worlds in the initial states of their models."""
         models, fixed = self.models[: self.num_envs], self.models[0].body_mocapid >= 0
         state = np.stack([np.r_[0.0, model.qpos0, np.zeros(self.nv)] for model in models])
         mocap = np.stack([np.r_[model.body_pos[fixed].ravel(), model.body_quat[fixed].ravel()] for model in models])
@@ -227,11 +224,11 @@ class MujocoWarp:
             "sensors": torch.zeros_like(self.sensors),
         }
 
-    # ---------------------------------------------------------------- what the graphs do
+    # ---------------------------------------------------------------- what the CUDA graphs run
 
     def _advance(self):
         data = self._data
-        data.qacc_warmstart.zero_()  # a step is a function of state and control alone
+        data.qacc_warmstart.zero_()  # a step depends on state and control alone
         for _ in range(self.substeps):
             mjw.step(self._model, data)
             found = [data.nacon, data.ncollision, data.nefc, data.overflow]
@@ -241,13 +238,13 @@ class MujocoWarp:
             [*self._limits, data.nefc, data.efc.type, data.efc.id, data.efc.force], [data.sensordata],
         )  # fmt: skip
         wp.launch(
-            mend, self.num_envs, [data.ctrl, self._model.qpos0],
+            reset_broken, self.num_envs, [data.ctrl, self._model.qpos0],
             [data.qpos, data.qvel, data.time, data.sensordata, self._broken, self._counts],
         )  # fmt: skip
         self._read()
 
     def _read(self):
-        """A step leaves poses one substep old; this brings them up to date with the state."""
+        """Update the poses, which a step leaves one substep old."""
         model, data = self._model, self._data
         mjw.kinematics(model, data)
         mjw.com_pos(model, data)
@@ -257,7 +254,7 @@ class MujocoWarp:
 
     def _capture(self, function):
         with wp.ScopedDevice(self._wp_device):
-            function()  # compiles and loads what it needs, which a capture cannot
+            function()  # compiles and loads kernels, which is not possible within a capture
             with wp.ScopedCapture() as capture:
                 function()
         return capture.graph
@@ -266,32 +263,31 @@ class MujocoWarp:
 
     def _raise_errors(self):
         if self._seen and not self._seen.query():
-            return  # the GPU is still at it
+            return  # the GPU has not finished
         overflow, contacts, constraints, control = self._seen_counts.tolist()
         if overflow & mjw.OverflowType.NEFC:
             raise RuntimeError(
-                f"max_constraints (BUFFERS[1]) {self.max_constraints}: too small, a world had {constraints} rows of "
-                f"constraints; use {int(1.3 * constraints)}"
+                f"max_constraints {self.max_constraints}: too small, a world had {constraints} rows of constraints; "
+                f"use {int(1.3 * constraints)}"
             )
         if overflow & mjw.OverflowType.CCD:
             raise RuntimeError(f"MAX_CCD ({__name__}) {MAX_CCD}: too small for the cylinders; use {2 * MAX_CCD}")
         if overflow & FULL:
             per_world = contacts / max(self.num_envs, FEW)
             raise RuntimeError(
-                f"max_contacts (BUFFERS[0]) {self.max_contacts}: too small, the worlds had {per_world:.1f} contacts or "
-                f"nearly on average; use {int(1.3 * per_world) + 1}"
+                f"max_contacts {self.max_contacts}: too small, the worlds had {per_world:.1f} contacts or "
+                f"near-contacts on average; use {int(1.3 * per_world) + 1}"
             )
         if control:
             raise ValueError("a control is not finite")
 
     def _check_memory(self):
-        """Refuse a number of worlds that the GPU has no room for."""
+        """Raise ValueError if the GPU has no memory for this many worlds."""
         if self.device.type == "cuda":
             check_memory(self.num_envs, self.bytes_per_world(), torch.cuda.mem_get_info(self.device)[0])
 
     def bytes_per_world(self):
-        """Memory that a world needs on the GPU (about)."""
-
+        """GPU memory per world, approximately."""
         with wp.ScopedDevice("cpu"):
             few, more = (self._make_data(num_envs) for num_envs in (FEW, FEW + 1))
         size = sum(_bytes(more, field) - _bytes(few, field) for field in (None, "contact", "efc"))
@@ -313,7 +309,7 @@ def check_memory(num_envs, bytes_per_world, free):
 
 
 def _bytes(data, field):
-    """Of the arrays of a mjw.Data, or of one of its fields."""
+    """Bytes of the arrays of a mjw.Data, or of one of its fields."""
     arrays = vars(getattr(data, field) if field else data)
     return sum(x.capacity for x in arrays.values() if isinstance(x, wp.array))
 

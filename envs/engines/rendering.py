@@ -1,4 +1,4 @@
-"""Off-screen pictures of a world, drawn by MuJoCo on the CPU whatever engine steps it."""
+"""Off-screen images of a world. MuJoCo draws them on the CPU, for both engines."""
 
 import ctypes.util
 import importlib
@@ -9,13 +9,13 @@ import mujoco
 import torch
 
 
-class Painter:
-    """Keeps the renderer of the model that was drawn last: making one takes long, drawing with it does not."""
+class Renderer:
+    """Draws worlds. Keeps MuJoCo's renderer for the last model, because creating one is slow."""
 
     def __init__(self):
         self._renderer = self._key = None
 
-    def draw(self, model, qpos, qvel, mocap_pos, mocap_quat, camera, width, height, markers):
+    def render(self, model, qpos, qvel, mocap_pos, mocap_quat, camera, width, height, markers):
         """One world as an (height, width, 3) uint8 numpy image.
 
         model: mujoco.MjModel; qpos (nq,), qvel (nv,), mocap_pos (M, 3), mocap_quat (M, 4) numpy, SI units
@@ -39,16 +39,16 @@ class Painter:
 
 
 def _make_renderer(model, width, height):
-    """An off-screen renderer; without a display it needs EGL or OSMesa, which are looked for only now."""
+    """An off-screen renderer. Without a display it needs EGL or OSMesa, which are searched for here, on first use."""
     if not any(name in os.environ for name in ("MUJOCO_GL", "DISPLAY", "WAYLAND_DISPLAY")):
         for backend, library in (("egl", "EGL"), ("osmesa", "OSMesa")):
             if ctypes.util.find_library(library):
-                os.environ["MUJOCO_GL"] = backend  # MuJoCo read it when it was imported: have it read again
+                os.environ["MUJOCO_GL"] = backend  # MuJoCo read it on import and has to read it again
                 importlib.reload(sys.modules[mujoco.Renderer.__module__].gl_context)
                 break
     model.vis.global_.offwidth = max(width, model.vis.global_.offwidth)
     model.vis.global_.offheight = max(height, model.vis.global_.offheight)
     try:
         return mujoco.Renderer(model, height, width)
-    except Exception as error:  # each backend fails with a kind of its own
+    except Exception as error:  # each backend has its own exception type
         raise RuntimeError(f"no OpenGL for off-screen rendering; on Debian: apt-get install libegl1 ({error})")

@@ -1,9 +1,7 @@
-"""AllegroKuka: a KUKA arm with an Allegro hand lifts an object from a table and brings it to a goal, again and again.
+"""AllegroKuka: a KUKA arm with an Allegro hand lifts an object from a table and brings it to one goal after another.
 
-One file: what the tasks of the family share (`AllegroKukaBase`), then what each adds (`AllegroKukaRegrasping`,
-`AllegroKukaThrow`, `AllegroKukaReorientation`).
 Shape letters: N num_envs, B bodies, F fingertips (4), K keypoints. Metres, seconds, radians; world z points up.
-Quaternions are w, x, y, z everywhere but in the observation, where they are x, y, z, w.
+Quaternions are w, x, y, z, except in the observation: x, y, z, w.
 """
 
 import numpy as np
@@ -11,14 +9,15 @@ import torch
 
 from envs.base import VectorEnv
 from envs.engines import make_engine
-from envs.robots import allegro_kuka_scene as scene
-from envs.tasks.rotations import rotate
+from envs.models import allegro_kuka_scene as scene
+from envs.rotations import rotate
 
 NUM_ARM, NUM_JOINTS = 7, 23
-BUFFERS = 24, 192  # contacts and rows of constraints per world on a GPU; random hands made 5.4 (mean) and 60 (most)
-PALM, FINGERTIPS, OBJECT = 0, slice(1, 5), 5  # places in the engine's body list
+# MuJoCo Warp's buffers, per world: contacts (random hands made 5.4 on average), rows of constraints (at most 60)
+MAX_CONTACTS, MAX_CONSTRAINTS = 24, 192
+PALM, FINGERTIPS, OBJECT = 0, slice(1, 5), 5  # indices into the engine's bodies
 ARM_SPEED = 10.0  # 1/s: an action of 1 moves an arm target by 10 * 0.01667 rad per step
-RESET_NOISE = 0.1  # share of the uniform draw in a start pose
+RESET_NOISE = 0.1  # weight of a uniform sample in a start pose
 RESET_VELOCITY = 0.5  # rad/s
 
 START_RANGE = (0.1, 0.1, 0.02)  # of the object's centre about scene.OBJECT_START
@@ -42,7 +41,7 @@ PUSH_DECAY = 0.99 ** (scene.CONTROL_PERIOD / 0.08)  # per step
 
 
 def half_height(quaternion, edges):
-    """From the centre of a turned box to its lowest corner (m). quaternion (N, 4), edges (N, 3) m -> (N,)."""
+    """Height of a rotated box's centre above its lowest corner (m). quaternion (N, 4), edges (N, 3) m -> (N,)."""
     w, x, y, z = quaternion.unbind(1)
     up = torch.stack([2.0 * (x * z - w * y), 2.0 * (y * z + w * x), 1.0 - 2.0 * (x * x + y * y)], 1)  # box axes' z
     return (up.abs() * edges).sum(1) / 2.0
@@ -51,38 +50,38 @@ def half_height(quaternion, edges):
 def drive_targets(target, action, lower, upper):
     """Next joint targets (rad). target, action (N, 23), limits (23,) -> (N, 23).
 
-    The arm is relative, and to the last target rather than to the measured angle; the hand is absolute.
+    The arm's action is relative to its last target, not to the measured angle; the hand's is absolute.
     """
     arm = target[:, :NUM_ARM] + ARM_SPEED * scene.CONTROL_PERIOD * action[:, :NUM_ARM]
     hand = lower[NUM_ARM:] + (action[:, NUM_ARM:] + 1.0) * (upper - lower)[NUM_ARM:] / 2.0
     return torch.cat([arm, hand], 1).clamp(lower, upper)
 
 
-def next_push(force, probability, dice, noise):
-    """The push on the object (N, in its own frame) fades; now and then a new one replaces it.
+def next_push(force, probability, uniform, noise):
+    """The push on the object (N, in its own frame) decays; at random steps a new one replaces it.
 
-    force, noise (N, 3), the latter standard normal; probability, dice (N,), the latter in [0, 1) -> (N, 3)
+    force, noise (N, 3), the latter standard normal; probability, uniform (N,), the latter in [0, 1) -> (N, 3)
     """
-    return torch.where((dice < probability)[:, None], PUSH_FORCE * noise, PUSH_DECAY * force)
+    return torch.where((uniform < probability)[:, None], PUSH_FORCE * noise, PUSH_DECAY * force)
 
 
 def reward_terms(
     height, fingertip_distance, keypoint_distance, joint_velocity,
     lifted, closest_fingertip, closest_keypoint, tolerance, success_steps,
 ):  # fmt: skip
-    """The reward of one control step, term by term, and what it makes of the memories.
+    """The reward of one control step, term by term, and the updated records.
 
     height            z of the object's centre (N,) m
     *_distance        fingertips to the object's centre (N, F); farthest keypoint to its goal (N,), m
     joint_velocity    (N, 23) rad/s
-    lifted, closest_* the memories before the step: (N,) bool, (N, F) m, (N,) m
+    lifted, closest_* the records before the step: (N,) bool, (N, F) m, (N,) m
     tolerance         0-d, m
     Returns terms: name -> (N,); near (N,) bool; and lifted, closest_fingertip, closest_keypoint after the step.
     """
     lift = height + LIFT_OFFSET
     now_lifted = lifted | (lift > LIFT_THRESHOLD)
     near = keypoint_distance <= NEAR_FACTOR * tolerance
-    # only a new record pays, so that nothing is earned by moving to and fro
+    # only a new record is rewarded, so that moving back and forth earns nothing
     fingertip_progress = (closest_fingertip - fingertip_distance).clamp(0.0, 10.0).sum(1)
     keypoint_progress = (closest_keypoint - keypoint_distance).clamp(0.0, 100.0)
     speed = joint_velocity.abs()
@@ -95,16 +94,16 @@ def reward_terms(
         "arm_speed": -0.003 * speed[:, :NUM_ARM].sum(1),
         "hand_speed": -0.0003 * speed[:, NUM_ARM:].sum(1),
     }
-    # records also fall while their term is masked: what was gained then is not paid later
+    # records are updated even while their term is masked: that progress is not rewarded later
     closest_fingertip = torch.minimum(closest_fingertip, fingertip_distance)
     closest_keypoint = torch.minimum(closest_keypoint, keypoint_distance)
     return terms, near, now_lifted, closest_fingertip, closest_keypoint
 
 
 class AllegroKukaBase(VectorEnv):
-    """What the tasks of the family share. Observation (93 + 6K), see `observe`; action (23): 7 arm, 16 hand joints.
+    """Base of the AllegroKuka tasks. Observation (93 + 6K), see `observe`; action (23): 7 arm, 16 hand joints.
 
-    A task sets the constants below and changes the methods below the line where it differs. A goal is reached after
+    A task sets the constants below and overrides the methods below the line where it differs. A goal is reached after
     `success_steps` steps near it; then the next one begins in the same episode and its clock restarts. The episode
     terminates when the object is lost (or the physics breaks), and is truncated `max_episode_steps` after the last
     success or at 50 successes.
@@ -117,7 +116,7 @@ class AllegroKukaBase(VectorEnv):
     keypoint_pattern: tuple  # K corners (+-1, +-1, +-1) of the object's keypoint box; (0, 0, 0) is its centre
     object_families = ("small", "big", "sticks")  # see scene.object_scales
     goal_shape = "ball"  # see scene.build_scene
-    goal_box = (GOAL_LOW, GOAL_HIGH)  # corners of where goals lie, m
+    goal_box = (GOAL_LOW, GOAL_HIGH)  # two opposite corners of the box in which goals lie, m
     tolerance_target = 0.01  # m, the end of the curriculum
 
     def __init__(self, num_envs, device, seed, engine="mujoco"):
@@ -126,47 +125,43 @@ class AllegroKukaBase(VectorEnv):
         scales = scene.object_scales(self.object_families)
         models = (scene.build_scene(scale, self.goal_shape) for scale in scales[:num_envs])
         bodies = [scene.PALM_BODY, *scene.FINGERTIP_BODIES, scene.OBJECT_BODY]
-        self.engine = make_engine(engine, models, num_envs, scene.SUBSTEPS, bodies, self.device, *BUFFERS)
-        self.engine_name = self.engine.name
+        self.engine = make_engine(
+            engine, models, num_envs, scene.SUBSTEPS, bodies, self.device,
+            max_contacts=MAX_CONTACTS, max_constraints=MAX_CONSTRAINTS,
+        )  # fmt: skip
 
-        def tensor(values):
-            return torch.as_tensor(values, dtype=torch.float32, device=self.device)
-
-        def zeros(*shape, dtype=torch.float32):
-            return torch.zeros(num_envs, *shape, dtype=dtype, device=self.device)
-
-        self.joint_default = tensor(scene.DEFAULT_POSE)
-        self.joint_lower, self.joint_upper = tensor(scene.JOINT_LOWER), tensor(scene.JOINT_UPPER)
-        self.palm_offset, self.fingertip_offsets = tensor(scene.PALM_OFFSET), tensor(scene.FINGERTIP_OFFSETS)
-        self.object_start, self.start_range = tensor(scene.OBJECT_START), tensor(START_RANGE)
-        self.goal_low, self.goal_high = map(tensor, self.goal_box)
-        self.object_scale = tensor(scales[np.arange(num_envs) % len(scales)])  # (N, 3), fixed
+        self.joint_default = self.tensor(scene.DEFAULT_POSE)
+        self.joint_lower, self.joint_upper = self.tensor(scene.JOINT_LOWER), self.tensor(scene.JOINT_UPPER)
+        self.palm_offset, self.fingertip_offsets = self.tensor(scene.PALM_OFFSET), self.tensor(scene.FINGERTIP_OFFSETS)
+        self.object_start, self.start_range = self.tensor(scene.OBJECT_START), self.tensor(START_RANGE)
+        self.goal_low, self.goal_high = map(self.tensor, self.goal_box)
+        self.object_scale = self.tensor(scales[np.arange(num_envs) % len(scales)])  # (N, 3), fixed
         keypoint_box = KEYPOINT_SCALE * scene.OBJECT_BASE_SIZE / 2.0 * self.object_scale
-        self.keypoint_offsets = tensor(self.keypoint_pattern) * keypoint_box[:, None]  # (N, K, 3), object's frame
+        self.keypoint_offsets = self.tensor(self.keypoint_pattern) * keypoint_box[:, None]  # (N, K, 3), object's frame
 
-        self.target = zeros(NUM_JOINTS)  # rad
-        self.push_force = zeros(3)  # N, object's frame
-        self.push_probability = zeros()
-        self.goal = zeros(7)  # position, quaternion
-        self.lifted = zeros(dtype=torch.bool)
-        self.closest_fingertip = zeros(4)  # smallest distance since the object was placed, m
-        self.closest_keypoint = zeros()  # smallest distance since the goal was set, m
-        self.near_steps = zeros(dtype=torch.long)  # since the goal was set, not necessarily in a row
-        self.successes = zeros()
-        self.finished_successes = zeros()  # successes of the last finished episode
-        self.last_reward = zeros()
-        self.term_sums = zeros(len(REWARD_TERMS))  # of the reward's terms over the episode
-        self.finished_term_sums = zeros(len(REWARD_TERMS))  # of the last finished episode
-        self.tolerance = tensor(TOLERANCE_START)
+        self.target = self.zeros(NUM_JOINTS)  # rad
+        self.push_force = self.zeros(3)  # N, object's frame
+        self.push_probability = self.zeros()
+        self.goal = self.zeros(7)  # position, quaternion
+        self.lifted = self.zeros(dtype=torch.bool)
+        self.closest_fingertip = self.zeros(4)  # smallest distance since the object was placed, m
+        self.closest_keypoint = self.zeros()  # smallest distance since the goal was set, m
+        self.near_steps = self.zeros(dtype=torch.long)  # since the goal was set, not necessarily in a row
+        self.successes = self.zeros()
+        self.finished_successes = self.zeros()  # successes of the last finished episode
+        self.last_reward = self.zeros()
+        self.term_sums = self.zeros(len(REWARD_TERMS))  # of the reward's terms over the episode
+        self.finished_term_sums = self.zeros(len(REWARD_TERMS))  # of the last finished episode
+        self.tolerance = self.tensor(TOLERANCE_START)
         self.tolerance_age = torch.tensor(0, device=self.device)  # control steps since the last change
-        self.nan_worlds = torch.tensor(0, device=self.device)  # how often the physics broke so far
+        self.nan_worlds = torch.tensor(0, device=self.device)  # how often a world broke so far
         self.step_metrics = {}
 
-    # ---------------------------------------------------------------- what a task may change
+    # ---------------------------------------------------------------- what a task may override
 
     def draw_goal(self):
         """A goal for every environment: position and quaternion (N, 7)."""
-        goal = torch.zeros(self.num_envs, 7, device=self.device)
+        goal = self.zeros(7)
         goal[:, :3] = self.uniform(self.goal_low, self.goal_high, 3)
         goal[:, 3] = 1.0
         return goal
@@ -177,14 +172,14 @@ class AllegroKukaBase(VectorEnv):
         self.set_goal(mask)
 
     def lost(self, near, fingertip_distance):
-        """Where the object cannot be reached any more (N,) bool. near (N,) bool, fingertip_distance (N, F) m."""
+        """Whether the object is out of reach (N,) bool. near (N,) bool, fingertip_distance (N, F) m."""
         return self.engine.body_pos[:, OBJECT, 2] < FALL_HEIGHT
 
     def push(self):
         """Draw this step's push. Returns forces and torques on the bodies in world axes (N, B, 6), or None."""
-        dice = self.uniform(0.0, 1.0)
-        self.push_force = next_push(self.push_force, self.push_probability, dice, self.normal(3))
-        wrench = torch.zeros(self.num_envs, OBJECT + 1, 6, device=self.device)
+        uniform = self.uniform(0.0, 1.0)
+        self.push_force = next_push(self.push_force, self.push_probability, uniform, self.normal(3))
+        wrench = self.zeros(OBJECT + 1, 6)
         wrench[:, OBJECT, :3] = rotate(self.engine.body_quat[:, OBJECT], self.push_force)
         return wrench
 
@@ -206,7 +201,7 @@ class AllegroKukaBase(VectorEnv):
             self.tolerance,
             self.success_steps,
         )
-        broken = self.engine.broken  # these were put somewhere else: the episode ends and earns nothing
+        broken = self.engine.broken  # the engine reset these worlds: the episode ends without a reward
         self.nan_worlds = self.nan_worlds + broken.sum()
         terms = torch.stack([terms[name] for name in REWARD_TERMS], 1).masked_fill(broken[:, None], 0.0)
         self.term_sums = self.term_sums + terms
@@ -223,20 +218,16 @@ class AllegroKukaBase(VectorEnv):
         self.finished_successes = torch.where(done, self.successes, self.finished_successes)
         self.finished_term_sums = torch.where(done[:, None], self.term_sums, self.finished_term_sums)
         self.record_metrics(fingertip_distance)
-        # a finished environment keeps its last state, which the caller observes before the reset
+        # a finished environment keeps its last state, which `step` observes before the reset
         self.begin_next_goal(success & ~done)
         return reward, terminated, truncated
-
-    def normal(self, *shape):
-        """Standard normal numbers from the environment's own generator, shape (N, *shape)."""
-        return torch.randn(self.num_envs, *shape, generator=self.generator, device=self.device)
 
     def random_rotation(self):
         """Quaternions (N, 4), uniform over all rotations."""
         return torch.nn.functional.normalize(self.normal(4))
 
     def update_tolerance(self):
-        """Curriculum: a smaller goal zone once the finished episodes show that the present one is mastered."""
+        """Curriculum: a smaller goal zone once the finished episodes show that the current one is mastered."""
         self.tolerance_age = self.tolerance_age + 1
         mastered = self.finished_successes.mean() >= TOLERANCE_SUCCESSES
         ready = mastered & (self.tolerance_age >= TOLERANCE_INTERVAL)
@@ -319,19 +310,19 @@ class AllegroKukaBase(VectorEnv):
         self.set_goal(mask)
 
     def place_object(self, mask, joint_pos, joint_vel):
-        """Put the object above the table at random, at rest, and the joints (N, 23) where given."""
+        """Place the object at random above the table, at rest, and set the joints (N, 23)."""
         position = self.object_start + self.start_range * self.uniform(-1.0, 1.0, 3)
         quaternion = self.random_rotation()
         lowest = TABLE_TOP + START_CLEARANCE + half_height(quaternion, scene.OBJECT_BASE_SIZE * self.object_scale)
-        position[:, 2] = torch.maximum(position[:, 2], lowest)  # else long objects would start inside the table
-        at_rest = torch.zeros(self.num_envs, 6, device=self.device)
+        position[:, 2] = torch.maximum(position[:, 2], lowest)  # keeps long objects from starting inside the table
+        at_rest = self.zeros(6)
         qpos, qvel = torch.cat([joint_pos, position, quaternion], 1), torch.cat([joint_vel, at_rest], 1)
         self.engine.set_state(mask, qpos, qvel)
         self.lifted = self.lifted & ~mask
         self.closest_fingertip = torch.where(mask[:, None], self.fingertip_distance(), self.closest_fingertip)
 
     def set_goal(self, mask):
-        """Draw a new goal; progress towards it counts from the present state."""
+        """Draw a new goal; progress towards it counts from the current state."""
         self.goal = torch.where(mask[:, None], self.draw_goal(), self.goal)
         self.engine.set_mocap(mask, self.goal[:, None])
         self.near_steps = self.near_steps.masked_fill(mask, 0)
@@ -343,9 +334,9 @@ class AllegroKukaBase(VectorEnv):
         return self.successes.clone()
 
     def record_metrics(self, fingertip_distance):
-        span = TOLERANCE_START - self.tolerance_target or 1.0  # without a curriculum nothing is missing
+        span = TOLERANCE_START - self.tolerance_target or 1.0  # 1.0 if there is no curriculum
         progress = 1.0 - (self.tolerance - self.tolerance_target) / span
-        weight = torch.where(self.tolerance > self.tolerance_target, 0.01, 1.0)  # first narrow the zone, then score
+        weight = torch.where(self.tolerance > self.tolerance_target, 0.01, 1.0)  # the curriculum comes first
         true_objective = progress + weight * self.finished_successes
         self.step_metrics = {
             "success_tolerance": self.tolerance,

@@ -7,14 +7,15 @@ import torch
 
 from envs.base import VectorEnv
 from envs.engines import make_engine
-from envs.robots import anymal as robot
-from envs.tasks.rotations import conjugate, rotate
+from envs.models import anymal as robot
+from envs.rotations import conjugate, rotate
 
 NUM_JOINTS = 12
-BUFFERS = 24, 96  # contacts and rows of constraints per world on a GPU; random legs made 7.5 (mean) and 22 (most)
+# MuJoCo Warp's buffers, per world: contacts (random legs made 7.5 on average), rows of constraints (at most 22)
+MAX_CONTACTS, MAX_CONSTRAINTS = 24, 96
 ACTION_SCALE = 0.5  # rad: an action of 1 moves a joint's target this far from the default pose
 COMMAND_RANGE = (2.0, 1.0, 1.0)  # forward and sideways velocity (m/s), yaw rate (rad/s): uniform within +-
-RESET_FACTOR = (0.5, 1.5)  # a start pose is the default one times this, per joint
+RESET_FACTOR = (0.5, 1.5)  # range of a random factor on each joint of the default pose at a reset
 RESET_VELOCITY = 0.1  # rad/s
 
 LINEAR_SCALE, ANGULAR_SCALE, JOINT_VELOCITY_SCALE = 2.0, 0.25, 0.05  # in the observation
@@ -22,11 +23,11 @@ OBS_LIMIT = 5.0
 
 REWARD_TERMS = ("linear", "yaw", "torque")
 TRACKING_WIDTH = 0.25  # of both Gaussians: (m/s)^2, (rad/s)^2
-FALL_FORCE = 1.0  # N: more on the base or a thigh is a fall
+FALL_FORCE = 1.0  # N: a larger force on the base or a thigh is a fall
 
 
 def reward_terms(command, linear, angular, torque):
-    """The reward of one control step before it is cut off at 0, term by term: name -> (N,).
+    """The reward of one control step before it is clamped to at least 0, term by term: name -> (N,).
 
     command (N, 3): forward, sideways (m/s), yaw rate (rad/s); linear, angular (N, 3): velocity in base axes;
     torque (N, 12), N m.
@@ -43,8 +44,8 @@ def reward_terms(command, linear, angular, torque):
 class Anymal(VectorEnv):
     """Observation (48), see `observe`; action (12): joint targets about the default pose.
 
-    The command is drawn at the episode's begin and stays. Base or a thigh on the ground terminates. Objective: the
-    return; 75 is the most there is, of which standing still earns 13 on average.
+    The command is constant within an episode, which terminates when the base or a thigh touches the ground. Objective:
+    the return, at most 75; standing still earns 13 on average.
     """
 
     num_obs, num_actions, max_episode_steps = 48, NUM_JOINTS, 2500
@@ -53,21 +54,20 @@ class Anymal(VectorEnv):
 
     def __init__(self, num_envs, device, seed, engine="mujoco"):
         super().__init__(num_envs, device, seed)
-        # a free joint's coordinates are its body's pose and velocity: no body has to be read
-        self.engine = make_engine(engine, [robot.build_anymal()], num_envs, robot.SUBSTEPS, [], self.device, *BUFFERS)
-        self.engine_name = self.engine.name
+        # the free joint's coordinates are the base's pose and velocity: no bodies to read
+        self.engine = make_engine(
+            engine, [robot.build()], num_envs, robot.SUBSTEPS, [], self.device,
+            max_contacts=MAX_CONTACTS, max_constraints=MAX_CONSTRAINTS,
+        )  # fmt: skip
 
-        def tensor(values):
-            return torch.as_tensor(values, dtype=torch.float32, device=self.device)
-
-        self.joint_default = tensor(robot.DEFAULT_POSE)
-        self.base_start = tensor([0.0, 0.0, robot.START_HEIGHT, 1.0, 0.0, 0.0, 0.0])
-        self.down = tensor([0.0, 0.0, -1.0])
-        self.command_range = tensor(COMMAND_RANGE)
-        self.command_scale = tensor([LINEAR_SCALE, LINEAR_SCALE, ANGULAR_SCALE])
-        self.command = torch.zeros(num_envs, 3, device=self.device)
-        self.action = torch.zeros(num_envs, NUM_JOINTS, device=self.device)  # the last one
-        self.nan_worlds = torch.tensor(0, device=self.device)  # how often the physics broke so far
+        self.joint_default = self.tensor(robot.DEFAULT_POSE)
+        self.base_start = self.tensor([0.0, 0.0, robot.START_HEIGHT, 1.0, 0.0, 0.0, 0.0])
+        self.down = self.tensor([0.0, 0.0, -1.0])
+        self.command_range = self.tensor(COMMAND_RANGE)
+        self.command_scale = self.tensor([LINEAR_SCALE, LINEAR_SCALE, ANGULAR_SCALE])
+        self.command = self.zeros(3)
+        self.action = self.zeros(NUM_JOINTS)  # the last one
+        self.nan_worlds = torch.tensor(0, device=self.device)  # how often a world broke so far
         self.step_metrics = {}
 
     def reset_where(self, mask):
@@ -76,7 +76,7 @@ class Anymal(VectorEnv):
         command = self.command_range * self.uniform(-1.0, 1.0, 3)
         self.command = torch.where(mask[:, None], command, self.command)
         self.action = self.action.masked_fill(mask[:, None], 0.0)
-        at_rest = torch.zeros(self.num_envs, 6, device=self.device)
+        at_rest = self.zeros(6)
         qpos = torch.cat([self.base_start.expand(self.num_envs, 7), joint_pos], 1)
         self.engine.set_state(mask, qpos, torch.cat([at_rest, joint_vel], 1))
 

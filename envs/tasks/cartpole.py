@@ -2,44 +2,14 @@
 
 import math
 
-import mujoco
 import torch
 
 from envs.base import VectorEnv
 from envs.engines import make_engine
+from envs.models import cartpole as robot
 
-CONTROL_STEP = 0.0166  # s
-SUBSTEPS = 2
-MAX_FORCE = 400.0  # N
 MAX_POSITION = 3.0  # m, of the cart
 MAX_ANGLE = 0.5 * math.pi  # rad, of the pole
-
-
-def make_cartpole():
-    """Cart of 1 kg on a rail along y, pole of 1 kg hinged about x, upright at 0. Nothing collides, no friction."""
-    spec = mujoco.MjSpec()
-    spec.option.timestep = CONTROL_STEP / SUBSTEPS
-    spec.option.integrator = mujoco.mjtIntegrator.mjINT_RK4  # no contacts, no damping: keeps the energy
-    box = dict(type=mujoco.mjtGeom.mjGEOM_BOX, contype=0, conaffinity=0)
-
-    rail = spec.worldbody.add_body(name="rail", pos=[0.0, 0.0, 2.0])
-    rail.add_geom(size=[0.015, 4.0, 0.015], rgba=[0.5, 0.5, 0.5, 1.0], **box)
-    cart = rail.add_body(name="cart", mass=1.0, inertia=[0.0085417, 0.0066667, 0.0085417], explicitinertial=True)
-    cart.add_joint(name="slider", type=mujoco.mjtJoint.mjJNT_SLIDE, axis=[0, 1, 0], range=[-4.0, 4.0], limited=True)
-    cart.add_geom(size=[0.1, 0.125, 0.1], rgba=[0.2, 0.4, 0.8, 1.0], **box)
-    inertia = dict(ipos=[0.0, 0.0, 0.47], inertia=[0.083633, 0.083467, 0.00043333], explicitinertial=True)
-    pole = cart.add_body(name="pole", pos=[0.12, 0.0, 0.0], mass=1.0, **inertia)
-    pole.add_joint(name="hinge", type=mujoco.mjtJoint.mjJNT_HINGE, axis=[1, 0, 0])
-    pole.add_geom(pos=[0.0, 0.0, 0.47], size=[0.02, 0.03, 0.5], rgba=[0.9, 0.5, 0.2, 1.0], **box)
-
-    motor = spec.add_actuator(name="push", target="slider", trntype=mujoco.mjtTrn.mjTRN_JOINT)
-    motor.gear[0] = MAX_FORCE
-    motor.ctrlrange, motor.ctrllimited = [-1.0, 1.0], True
-    sky = dict(type=mujoco.mjtTexture.mjTEXTURE_SKYBOX, builtin=mujoco.mjtBuiltin.mjBUILTIN_GRADIENT)
-    spec.add_texture(name="sky", width=64, height=384, rgb1=[0.9, 0.95, 1.0], rgb2=[0.6, 0.7, 0.8], **sky)
-    spec.worldbody.add_light(pos=[3.0, 0.0, 6.0], dir=[-0.5, 0.0, -1.0])
-    spec.worldbody.add_camera(name="side", pos=[8.0, 0.0, 2.0], xyaxes=[0, 1, 0, 0, 0, 1])
-    return spec
 
 
 class Cartpole(VectorEnv):
@@ -53,9 +23,8 @@ class Cartpole(VectorEnv):
 
     def __init__(self, num_envs, device, seed, engine="mujoco"):
         super().__init__(num_envs, device, seed)
-        self.engine = make_engine(engine, [make_cartpole()], num_envs, SUBSTEPS, [], device)
-        self.engine_name = self.engine.name
-        self.nan_worlds = torch.tensor(0, device=self.device)  # how often the physics broke so far
+        self.engine = make_engine(engine, [robot.build()], num_envs, robot.SUBSTEPS, [], self.device)
+        self.nan_worlds = torch.tensor(0, device=self.device)  # how often a world broke so far
 
     def reset_where(self, mask):
         self.engine.set_state(mask, self.uniform(-0.1, 0.1, 2), self.uniform(-0.25, 0.25, 2))

@@ -1,27 +1,28 @@
-"""FrankaCube: a Panda arm pushes a cube to a point of the table, or stacks it on another cube.
+"""FrankaCube: a Panda arm pushes a cube to a point on the table, or stacks it on another cube.
 
-One file: what the tasks share (`FrankaCubeBase`) and what each adds. Shape letter: N num_envs. Metres, seconds,
-radians; world z points up. Quaternions are w, x, y, z everywhere but in the observation, where they are x, y, z, w.
+Shape letter: N num_envs. Metres, seconds, radians; world z points up. Quaternions are w, x, y, z, except in the
+observation: x, y, z, w.
 """
 
 import torch
 
 from envs.base import VectorEnv
 from envs.engines import make_engine
-from envs.robots import franka
-from envs.robots.franka import NUM_ARM, NUM_JOINTS
-from envs.tasks.osc import OperationalSpaceController
+from envs.models import franka
+from envs.models.franka import NUM_ARM, NUM_JOINTS
+from envs.operational_space_control import OperationalSpaceController
 
-LINKS, GRIP, HAND = slice(0, 9), 9, slice(9, 12)  # places in the engine's body list; the hand: grip site, tips
-BUFFERS = 24, 128  # contacts and rows of constraints per world on a GPU; random arms made 8.4 (mean) and 38 (most)
-ACTION_SCALE = (0.1, 0.1, 0.1, 0.5, 0.5, 0.5)  # m and rad, displacement that an action of 1 asks for
+LINKS, GRIP, HAND = slice(0, 9), 9, slice(9, 12)  # indices into the engine's bodies; the hand: grip site, tips
+# MuJoCo Warp's buffers, per world: contacts (random arms made 8.4 on average), rows of constraints (at most 38)
+MAX_CONTACTS, MAX_CONSTRAINTS = 24, 128
+ACTION_SCALE = (0.1, 0.1, 0.1, 0.5, 0.5, 0.5)  # m and rad, displacement requested by an action of 1
 STIFFNESS, REST_STIFFNESS = 150.0, 10.0  # 1/s^2, of the hand and of the arm's pose
 
 RESET_NOISE = 0.25  # rad
 START_RANGE, START_YAW = 0.25, 0.785  # m about the table's middle, rad
-START_DRAWS = 8  # of the cube's place, all at once: in 1 of 10^4 cases none is far enough from the target
+START_DRAWS = 8  # candidate positions of the cube; in 1 of 10^4 resets none is far enough from the target
 
-LIFT_HEIGHT = 0.04  # m, of the cube's underside above its edge length over the table
+LIFT_HEIGHT = 0.04  # m, of the cube's centre above one edge length over the table
 REACHED_DISTANCE = 0.005  # m, in the plane
 STACK_TOLERANCE, RELEASE_DISTANCE = 0.02, 0.04  # m
 
@@ -81,10 +82,10 @@ def stack_terms(cube, base, hand):
 
 
 class FrankaCubeBase(VectorEnv):
-    """What the tasks share. Observation (19), see `observe`; action (7): displacement of the hand (6), gripper.
+    """Base of both tasks. Observation (19), see `observe`; action (7): displacement of the hand (6), gripper.
 
-    A task sets the constants below and writes `target` and `judge`. The episode terminates with success, when the task
-    is lost or when the physics breaks. Objective: 1 for success, else 0.
+    A task sets the constants below and implements `target`, `begin` and `judge`. The episode terminates
+    with success, when the task is lost or when the physics breaks. Objective: 1 for success, else 0.
     """
 
     num_obs, num_actions, max_episode_steps = 19, 7, 300
@@ -98,41 +99,37 @@ class FrankaCubeBase(VectorEnv):
         super().__init__(num_envs, device, seed)
         scene = franka.build_scene(self.second_cube)
         bodies = [*franka.LINK_BODIES, franka.GRIP_BODY, *franka.TIP_BODIES]
-        self.engine = make_engine(engine, [scene], num_envs, franka.SUBSTEPS, bodies, self.device, *BUFFERS)
-        self.engine_name = self.engine.name
-
-        def tensor(values):
-            return torch.as_tensor(values, dtype=torch.float32, device=self.device)
-
-        def zeros(*shape):
-            return torch.zeros(num_envs, *shape, device=self.device)
+        self.engine = make_engine(
+            engine, [scene], num_envs, franka.SUBSTEPS, bodies, self.device,
+            max_contacts=MAX_CONTACTS, max_constraints=MAX_CONSTRAINTS,
+        )  # fmt: skip
 
         self.controller = OperationalSpaceController(
             franka.LINK_MASS, franka.LINK_COM, franka.LINK_INERTIA, franka.ARM_ARMATURE, franka.HAND_OFFSET,
             franka.ARM_EFFORT, franka.ARM_SPEED, franka.CONTROL_PERIOD, franka.DEFAULT_POSE[:NUM_ARM],
             STIFFNESS, REST_STIFFNESS, self.device,
         )  # fmt: skip
-        self.joint_default = tensor(franka.DEFAULT_POSE)
-        self.joint_lower, self.joint_upper = tensor(franka.JOINT_LOWER), tensor(franka.JOINT_UPPER)
-        self.action_scale = tensor(ACTION_SCALE)
-        self.success = zeros()  # in the last step
-        self.finished_success = zeros()  # of the last finished episode
-        self.term_sums = zeros(len(self.terms))  # of the reward's terms over the episode
-        self.finished_term_sums = zeros(len(self.terms))  # of the last finished episode
-        self.nan_worlds = torch.tensor(0, device=self.device)  # how often the physics broke so far
+        self.joint_default = self.tensor(franka.DEFAULT_POSE)
+        self.joint_lower, self.joint_upper = self.tensor(franka.JOINT_LOWER), self.tensor(franka.JOINT_UPPER)
+        self.action_scale = self.tensor(ACTION_SCALE)
+        self.success = self.zeros()  # in the last step
+        self.finished_success = self.zeros()  # of the last finished episode
+        self.term_sums = self.zeros(len(self.terms))  # of the reward's terms over the episode
+        self.finished_term_sums = self.zeros(len(self.terms))  # of the last finished episode
+        self.nan_worlds = torch.tensor(0, device=self.device)  # how often a world broke so far
 
-    # ---------------------------------------------------------------- what a task writes
+    # ---------------------------------------------------------------- what a task implements
 
     def target(self):
-        """Where the cube shall go, or what it shall lie on: position (N, 3) m."""
+        """Position (N, 3) m of the goal, or of the cube to stack on."""
         raise NotImplementedError
 
     def begin(self, mask, qpos, target):
-        """Start at rest in the environments of mask (N,) bool: robot and cube at qpos (N, 16), target pose (N, 7)."""
+        """Start at rest in the environments of mask (N,) bool. qpos (N, 16): robot and cube; target: pose (N, 7)."""
         raise NotImplementedError
 
     def judge(self):
-        """Of the state after a step: the reward's terms, name -> (N,); success (N,) and lost (N,) bool."""
+        """Evaluate the state after a step: the reward's terms, name -> (N,); success (N,) and lost (N,) bool."""
         raise NotImplementedError
 
     # ---------------------------------------------------------------- one control step
@@ -151,7 +148,7 @@ class FrankaCubeBase(VectorEnv):
         engine.step(torch.cat([torque, opening, opening], 1))
 
         terms, success, lost = self.judge()
-        broken = engine.broken  # these were put somewhere else: the episode ends and earns nothing
+        broken = engine.broken  # the engine reset these worlds: the episode ends without a reward
         self.nan_worlds = self.nan_worlds + broken.sum()
         terms = torch.stack([terms[name] for name in self.terms], 1).masked_fill(broken[:, None], 0.0)
         self.term_sums = self.term_sums + terms
@@ -163,7 +160,7 @@ class FrankaCubeBase(VectorEnv):
         return terms.sum(1), terminated, torch.zeros_like(terminated)
 
     def cube(self):
-        """Pose of the cube that is to be moved: position, quaternion (N, 7)."""
+        """Pose of the cube to move: position, quaternion (N, 7)."""
         return self.engine.qpos[:, NUM_JOINTS : NUM_JOINTS + 7]
 
     def observe(self):
@@ -189,7 +186,7 @@ class FrankaCubeBase(VectorEnv):
         joints = joints.clamp(self.joint_lower, self.joint_upper)
         yaw, target, cubes = START_YAW * yaw, START_RANGE * target, START_RANGE * cubes.view(-1, 2, START_DRAWS)
         distance = torch.hypot(cubes[:, 0] - target[:, :1], cubes[:, 1] - target[:, 1:])
-        # argmax takes the first of equals: the first cube that is far enough, if none is, the farthest
+        # argmax returns the first of equal values: the first cube far enough away or, if there is none, the farthest
         best = distance.clamp(max=self.start_distance).argmax(1)
         cube = cubes.gather(2, best[:, None, None].expand(-1, 2, 1)).squeeze(2)
         cube = self.upright(cube, franka.TABLE_TOP + franka.SIZE_A / 2.0, yaw[:, 0])
@@ -198,8 +195,8 @@ class FrankaCubeBase(VectorEnv):
         self.begin(mask, torch.cat([joints, cube], 1), target)
 
     def upright(self, xy, z, yaw):
-        """Pose (N, 7) of a cube that stands flat, centre at xy (N, 2), z (m), turned by yaw (N,) rad."""
-        pose = torch.zeros(self.num_envs, 7, device=self.device)
+        """Pose (N, 7) of a cube lying flat, centre at xy (N, 2) and z (m), rotated by yaw (N,) rad."""
+        pose = self.zeros(7)
         pose[:, :2], pose[:, 2], pose[:, 3], pose[:, 6] = xy, z, (yaw / 2.0).cos(), (yaw / 2.0).sin()
         return pose
 
@@ -219,7 +216,7 @@ class FrankaCubeBase(VectorEnv):
 
 
 class FrankaCubePush(FrankaCubeBase):
-    """Push a cube to a goal on the table, within 5 mm; lifting it loses the episode."""
+    """Push a cube to a goal on the table, within 5 mm; lifting it ends the episode as a failure."""
 
     second_cube = False
     target_height = franka.TABLE_TOP + franka.SIZE_A / 2.0
@@ -228,14 +225,14 @@ class FrankaCubePush(FrankaCubeBase):
 
     def __init__(self, num_envs, device, seed, engine="mujoco"):
         super().__init__(num_envs, device, seed, engine)
-        self.goal = torch.zeros(num_envs, 3, device=self.device)
+        self.goal = self.zeros(3)
 
     def target(self):
         return self.goal
 
     def begin(self, mask, qpos, target):
         self.goal = torch.where(mask[:, None], target[:, :3], self.goal)
-        self.engine.set_state(mask, qpos, torch.zeros(self.num_envs, NUM_JOINTS + 6, device=self.device))
+        self.engine.set_state(mask, qpos, self.zeros(NUM_JOINTS + 6))
 
     def judge(self):
         return push_terms(self.cube()[:, :3], self.goal, self.max_episode_steps + 1 - self.episode_step)
@@ -245,7 +242,7 @@ class FrankaCubePush(FrankaCubeBase):
 
 
 class FrankaCubeStack(FrankaCubeBase):
-    """Put a cube of 5 cm on one of 7 cm and let it go."""
+    """Put a cube of 5 cm on one of 7 cm and release it."""
 
     second_cube = True
     target_height = franka.TABLE_TOP + franka.SIZE_B / 2.0
@@ -256,7 +253,7 @@ class FrankaCubeStack(FrankaCubeBase):
         return self.engine.qpos[:, NUM_JOINTS + 7 : NUM_JOINTS + 10]
 
     def begin(self, mask, qpos, target):
-        at_rest = torch.zeros(self.num_envs, NUM_JOINTS + 12, device=self.device)
+        at_rest = self.zeros(NUM_JOINTS + 12)
         self.engine.set_state(mask, torch.cat([qpos, target], 1), at_rest)
 
     def judge(self):

@@ -1,8 +1,7 @@
-"""In-hand reorientation: a hand, palm up, turns a cube to a goal orientation, again and again.
+"""In-hand reorientation: a hand, palm up, turns a cube to one goal orientation after another.
 
-One file: what the tasks of the family share (`InHandBase`) and what a hand adds (`AllegroHand`).
 Shape letters: N num_envs, J joints, U actuated joints, F fingertips. Metres, seconds, radians; world z points up.
-Quaternions are w, x, y, z everywhere but in the observation, where they are x, y, z, w.
+Quaternions are w, x, y, z, except in the observation: x, y, z, w.
 """
 
 import math
@@ -11,31 +10,32 @@ import torch
 
 from envs.base import VectorEnv
 from envs.engines import make_engine
-from envs.robots import allegro_hand, shadow_hand
-from envs.robots import in_hand_scene as scene
-from envs.tasks.rotations import conjugate, multiply
+from envs.models import allegro_hand, shadow_hand
+from envs.models import in_hand_scene as scene
+from envs.rotations import conjugate, multiply
 
-BUFFERS = 24, 128  # contacts and rows of constraints per world on a GPU; random hands made 8.8 (mean) and 39 (most)
-CUBE = 0  # place in the engine's body list; the fingertips follow
-RESET_RANGE = 0.2  # a start pose is this share of a uniform draw within the joint limits
+# MuJoCo Warp's buffers, per world: contacts (random hands made 8.8 on average), rows of constraints (at most 39)
+MAX_CONTACTS, MAX_CONSTRAINTS = 24, 128
+CUBE = 0  # index into the engine's bodies; the fingertips follow
+RESET_RANGE = 0.2  # a start pose is a uniform sample within the joint limits times this
 START_RANGE = 0.01  # m, per axis, of the cube's start
-MAX_DISTANCE = 0.24  # m from the goal position: farther away the cube is lost
-TOLERANCE = 0.1  # rad: nearer to the goal orientation is a success
+MAX_DISTANCE = 0.24  # m from the goal position: beyond it the cube is lost
+TOLERANCE = 0.1  # rad: within it of the goal orientation is a success
 VELOCITY_SCALE, FORCE_SCALE = 0.2, 10.0  # of the observation
 OBS_LIMIT = 5.0
-GOAL_SHIFT = (-0.2, -0.06, 0.12)  # m, where the goal is drawn from where it is
+GOAL_SHIFT = (-0.2, -0.06, 0.12)  # m, from the goal position to where an image shows it
 REWARD_TERMS = ("distance", "rotation", "action", "success")
-SMOOTHING = 0.1  # weight of the newest in consecutive_successes
+SMOOTHING = 0.1  # weight of the latest episodes in consecutive_successes
 
 
 def turn_x_then_y(about_x, about_y):
-    """Quaternion (N, 4) of a turn about x, then about the turned y axis. Angles (N,) rad."""
+    """Quaternion (N, 4) of a rotation about x, then about the rotated y axis. Angles (N,) rad."""
     cx, sx, cy, sy = (about_x / 2.0).cos(), (about_x / 2.0).sin(), (about_y / 2.0).cos(), (about_y / 2.0).sin()
     return torch.stack([cx * cy, sx * cy, cx * sy, sx * sy], 1)
 
 
 def angle(quaternion):
-    """The angle (...,) in [0, pi] rad by which quaternions (..., 4) turn."""
+    """The angle (...,) in [0, pi] rad of the rotations (..., 4)."""
     return 2.0 * quaternion[..., 1:].norm(dim=-1).clamp(max=1.0).asin()
 
 
@@ -53,11 +53,11 @@ def reward_terms(distance, rotation, action):
 
 
 class InHandBase(VectorEnv):
-    """What the hands share. Observation (3J + 24 + 19F + U), see `observe`; action (U): absolute joint targets.
+    """Base of both tasks. Observation (3J + 24 + 19F + U), see `observe`; action (U): absolute joint targets.
 
-    A hand sets the constants below. A goal is an orientation; when it is reached, the next one begins in the same
-    episode, the cube and the clock left alone. The episode terminates when the cube is lost (or the physics breaks),
-    and is truncated at `max_episode_steps`.
+    A task sets the constants below. A goal is an orientation; when it is reached, the next one follows in the same
+    episode, without moving the cube or restarting the clock. The episode terminates when
+    the cube is lost (or the physics breaks), and is truncated at `max_episode_steps`.
     Objective: successes in the episode.
     """
 
@@ -85,28 +85,24 @@ class InHandBase(VectorEnv):
             self.control_period / self.substeps,
         )  # fmt: skip
         bodies = [scene.CUBE_BODY, *self.fingertip_bodies]
-        self.engine = make_engine(engine, [model], num_envs, self.substeps, bodies, self.device, *BUFFERS)
-        self.engine_name = self.engine.name
+        self.engine = make_engine(
+            engine, [model], num_envs, self.substeps, bodies, self.device,
+            max_contacts=MAX_CONTACTS, max_constraints=MAX_CONSTRAINTS,
+        )  # fmt: skip
 
-        def tensor(values):
-            return torch.as_tensor(values, dtype=torch.float32, device=self.device)
-
-        def zeros(*shape):
-            return torch.zeros(num_envs, *shape, device=self.device)
-
-        self.lower, self.upper = tensor(self.joint_lower), tensor(self.joint_upper)
-        self.start, self.goal_pos = tensor(self.cube_start), tensor(self.goal_position)
+        self.lower, self.upper = self.tensor(self.joint_lower), self.tensor(self.joint_upper)
+        self.start, self.goal_pos = self.tensor(self.cube_start), self.tensor(self.goal_position)
         actuated = list(self.actuated)
         self.target_lower, self.target_upper = self.lower[actuated], self.upper[actuated]
 
-        self.goal = zeros(4)  # quaternion
-        self.last_action = zeros(self.num_actions)
-        self.successes = zeros()
-        self.finished_successes = zeros()  # successes of the last finished episode
-        self.term_sums = zeros(len(REWARD_TERMS))  # of the reward's terms over the episode
-        self.finished_term_sums = zeros(len(REWARD_TERMS))  # of the last finished episode
+        self.goal = self.zeros(4)  # quaternion
+        self.last_action = self.zeros(self.num_actions)
+        self.successes = self.zeros()
+        self.finished_successes = self.zeros()  # successes of the last finished episode
+        self.term_sums = self.zeros(len(REWARD_TERMS))  # of the reward's terms over the episode
+        self.finished_term_sums = self.zeros(len(REWARD_TERMS))  # of the last finished episode
         self.consecutive_successes = torch.tensor(0.0, device=self.device)
-        self.nan_worlds = torch.tensor(0, device=self.device)  # how often the physics broke so far
+        self.nan_worlds = torch.tensor(0, device=self.device)  # how often a world broke so far
         self.step_metrics = {}
 
     # ---------------------------------------------------------------- one control step
@@ -118,7 +114,7 @@ class InHandBase(VectorEnv):
         distance = (self.engine.body_pos[:, CUBE] - self.goal_pos).norm(dim=1)
         rotation = angle(self.relative_rotation())
         terms = reward_terms(distance, rotation, action)
-        broken = self.engine.broken  # these were put somewhere else: the episode ends and earns nothing
+        broken = self.engine.broken  # the engine reset these worlds: the episode ends without a reward
         self.nan_worlds = self.nan_worlds + broken.sum()
         terms = torch.stack([terms[name] for name in REWARD_TERMS], 1).masked_fill(broken[:, None], 0.0)
         self.term_sums = self.term_sums + terms
@@ -130,7 +126,7 @@ class InHandBase(VectorEnv):
         self.finished_successes = torch.where(done, self.successes, self.finished_successes)
         self.finished_term_sums = torch.where(done[:, None], self.term_sums, self.finished_term_sums)
         self.record_metrics(done)
-        # a finished environment keeps its last state, which the caller observes before the reset
+        # a finished environment keeps its last state, which `step` observes before the reset
         self.set_goal(success & ~done)
         return terms.sum(1), terminated, torch.zeros_like(terminated)
 
@@ -144,17 +140,17 @@ class InHandBase(VectorEnv):
     # ---------------------------------------------------------------- measurements
 
     def relative_rotation(self):
-        """The turn from the goal to the cube (N, 4), world axes."""
+        """The rotation from the goal to the cube (N, 4), world axes."""
         return multiply(self.engine.body_quat[:, CUBE], conjugate(self.goal))
 
     def joint_force(self):
-        """Torque of drive and limit on each joint (N, J) N m; Isaac Gym's joint force sensor is not documented.
+        """Torque of drive and limit on each joint (N, J) N m, in place of Isaac Gym's undocumented joint force sensor.
 
-        Left out: joint damping, and what contacts and tendons do, which has no sensor.
+        Not included: joint damping, contacts and tendons, for which MuJoCo has no sensor.
         """
         drive, limit = self.engine.sensors[:, : 2 * self.num_joints].split(self.num_joints, 1)
         nearest = ((self.lower + self.upper) / 2.0 - self.engine.qpos[:, : self.num_joints]).sign()
-        return drive + limit * nearest  # MuJoCo gives the size only; a limit pushes towards the middle
+        return drive + limit * nearest  # MuJoCo gives only the magnitude; a limit pushes towards the middle
 
     def observe(self):
         """The observation (N, D), clamped to +-5; positions in world axes."""
@@ -180,11 +176,11 @@ class InHandBase(VectorEnv):
     # ---------------------------------------------------------------- resets
 
     def reset_where(self, mask):
-        # the thumb of AllegroHand would start outside its limits
+        # the clamp is for AllegroHand's thumb, which would start outside its limits
         pose = (RESET_RANGE * self.uniform(self.lower, self.upper, self.num_joints)).clamp(self.lower, self.upper)
         position = self.start + START_RANGE * self.uniform(-1.0, 1.0, 3)
         qpos = torch.cat([pose, position, self.draw_rotation()], 1)
-        self.engine.set_state(mask, qpos, torch.zeros(self.num_envs, self.num_joints + 6, device=self.device))
+        self.engine.set_state(mask, qpos, self.zeros(self.num_joints + 6))
         self.set_goal(mask)
         self.last_action = self.last_action.masked_fill(mask[:, None], 0.0)
         self.successes = self.successes.masked_fill(mask, 0.0)
@@ -218,7 +214,7 @@ class InHandBase(VectorEnv):
 class AllegroHand(InHandBase):
     """The 16-joint Allegro hand with a cube of 6.5 cm, at 30 Hz. Observation (88), action (16).
 
-    The observation is the published `full_state`, which the papers' MLP gets; their LSTM gets neither velocities nor
+    The observation is the published `full_state`, used by the papers' MLP; their LSTM observes neither velocities nor
     forces.
     """
 
@@ -229,7 +225,7 @@ class AllegroHand(InHandBase):
     fingertip_bodies = ()
     control_period = 2 * 0.01667
     frame_rate = 30
-    substeps = 3  # four, as in the original, hold the cube no better; with two the fingers sink in twice as deep
+    substeps = 3  # the original's four do not make the grasp firmer; with two, fingers penetrate twice as deep
     cube_edge, cube_density = 0.065, 400.0
     cube_start = (0.0, -0.2, 0.56)
     goal_position = (0.0, -0.2, 0.52)
@@ -244,7 +240,7 @@ class ShadowHand(InHandBase):
     actuated = shadow_hand.DRIVEN
     fingertip_bodies = shadow_hand.FINGERTIP_BODIES
     control_period = 0.01667
-    substeps = 2  # as the original; four hold no better
+    substeps = 2  # as the original; four do not make the grasp firmer
     cube_edge, cube_density = 0.05, 567.0
     cube_start = (0.0, -0.39, 0.6)
     goal_position = (0.0, -0.39, 0.56)

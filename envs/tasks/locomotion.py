@@ -1,6 +1,5 @@
 """Ant and Humanoid: run along x as fast as possible, upright and with little effort.
 
-`LocomotionBase` is what both share; a task adds its robot, its coefficients and its cost of bent joints.
 Shape letters: N num_envs, J joints. Metres, seconds, radians; world z points up. Quaternions are w, x, y, z.
 """
 
@@ -8,13 +7,14 @@ import torch
 
 from envs.base import VectorEnv
 from envs.engines import make_engine
-from envs.robots import ant, humanoid
-from envs.robots.walker import CONTROL_PERIOD, SUBSTEPS
-from envs.tasks.rotations import rotation_matrix
+from envs.models import ant, humanoid
+from envs.models.walker import CONTROL_PERIOD, SUBSTEPS
+from envs.rotations import rotation_matrix
 
-BUFFERS = 24, 128  # contacts and rows of constraints per world on a GPU; random legs made 7.4 (mean) and 40 (most)
-TARGET_X = 1000.0  # m: the point to run to is (1000, 0), out of reach
-POSE_NOISE, VELOCITY_NOISE = 0.2, 0.1  # rad, rad/s: half widths of the start's uniform noise
+# MuJoCo Warp's buffers, per world: contacts (random legs made 7.4 on average), rows of constraints (at most 40)
+MAX_CONTACTS, MAX_CONSTRAINTS = 24, 128
+TARGET_X = 1000.0  # m: the target is the point (1000, 0), out of reach
+POSE_NOISE, VELOCITY_NOISE = 0.2, 0.1  # rad, rad/s: half widths of the uniform noise at a reset
 REWARD_TERMS = ("progress", "alive", "upright", "heading", "action", "energy", "limits")
 
 
@@ -24,49 +24,48 @@ def wrap(angle):
 
 
 class LocomotionBase(VectorEnv):
-    """What the tasks share. Observation: `observe`. Action (J): torque as a share of the motor's.
+    """Base of both tasks. Observation: see `observe`. Action (J): torque as a fraction of the motor's.
 
-    Reward: `reward_terms`; below `min_height` the episode terminates and its last step earns `fall_reward` alone.
+    Reward: see `reward_terms`. Below `min_height` the episode terminates and its last reward is `fall_reward`.
     Objective: the return.
     """
 
     max_episode_steps = 1000
     fitness_floor = 10.0
-    robot: object  # module of envs.robots
+    robot: object  # module of envs.models
     min_height: float  # m, of the torso
     fall_reward: float
     alive_reward: float
     action_cost: float
-    angular_velocity_scale: float  # the scales of the observation
+    angular_velocity_scale: float  # in the observation
     joint_velocity_scale: float  # also in the energy cost
     wrench_scale: float
 
     def __init__(self, num_envs, device, seed, engine="mujoco"):
         super().__init__(num_envs, device, seed)
-        self.engine = make_engine(engine, [self.robot.build()], num_envs, SUBSTEPS, [], self.device, *BUFFERS)
-        self.engine_name = self.engine.name
+        self.engine = make_engine(
+            engine, [self.robot.build()], num_envs, SUBSTEPS, [], self.device,
+            max_contacts=MAX_CONTACTS, max_constraints=MAX_CONSTRAINTS,
+        )  # fmt: skip
 
-        def tensor(values):
-            return torch.as_tensor(values, dtype=torch.float32, device=self.device)
-
-        self.joint_default = tensor(self.robot.DEFAULT_POSE)
-        self.joint_lower, self.joint_upper = tensor(self.robot.JOINT_LOWER), tensor(self.robot.JOINT_UPPER)
-        self.gear = tensor(self.robot.GEAR)  # N m
-        self.root_start = tensor([0.0, 0.0, self.robot.START_HEIGHT, 1.0, 0.0, 0.0, 0.0])
-        self.action = torch.zeros(num_envs, self.num_actions, device=self.device)
-        # m; float64, since its change within a step is a ten-millionth of it
-        self.distance = torch.zeros(num_envs, dtype=torch.float64, device=self.device)
-        self.nan_worlds = torch.tensor(0, device=self.device)  # how often the physics broke so far
+        self.joint_default = self.tensor(self.robot.DEFAULT_POSE)
+        self.joint_lower, self.joint_upper = self.tensor(self.robot.JOINT_LOWER), self.tensor(self.robot.JOINT_UPPER)
+        self.gear = self.tensor(self.robot.GEAR)  # N m
+        self.root_start = self.tensor([0.0, 0.0, self.robot.START_HEIGHT, 1.0, 0.0, 0.0, 0.0])
+        self.action = self.zeros(self.num_actions)
+        # m; float64, because its change per step is 10^-7 of its value
+        self.distance = self.zeros(dtype=torch.float64)
+        self.nan_worlds = torch.tensor(0, device=self.device)  # how often a world broke so far
         self.step_metrics = {}
 
-    # ---------------------------------------------------------------- what a task writes
+    # ---------------------------------------------------------------- what a task implements
 
     def limit_cost(self, position):
         """Cost (N,) of joints near their limits. position (N, J): joint positions, limits at -1 and 1."""
         raise NotImplementedError
 
     def joint_force(self):
-        """Further columns of the observation, after the joint velocities: a list of (N, J)."""
+        """Additional columns of the observation, after the joint velocities: a list of (N, J)."""
         return []
 
     # ---------------------------------------------------------------- one control step
@@ -86,12 +85,12 @@ class LocomotionBase(VectorEnv):
         return reward, fallen | broken, torch.zeros_like(fallen)
 
     def distance_to_target(self):
-        """In the plane (N,) float64, m."""
+        """Distance to the target in the plane (N,) float64, m."""
         x, y = self.engine.qpos[:, :2].double().unbind(1)
         return torch.hypot(TARGET_X - x, y)
 
     def reward_terms(self, approach):
-        """The reward of one control step, name -> (N,). approach (N,): how much nearer the target came, m."""
+        """The reward of one control step, name -> (N,). approach (N,): decrease of the distance to the target, m."""
         axes = rotation_matrix(self.engine.qpos[:, 3:7].T).permute(2, 0, 1)
         up, heading = axes[:, 2, 2], self.heading(axes)
         power = (self.action * self.joint_velocity_scale * self.engine.qvel[:, 6:]).abs()
@@ -108,7 +107,7 @@ class LocomotionBase(VectorEnv):
     # ---------------------------------------------------------------- measurements
 
     def heading(self, axes):
-        """How much the torso's x axis points to the target in the plane, (N,) in [-1, 1]. axes (N, 3, 3)."""
+        """Cosine of the angle in the plane between the torso's x axis and the target (N,). axes (N, 3, 3)."""
         to_target = torch.stack([TARGET_X - self.engine.qpos[:, 0], -self.engine.qpos[:, 1]], 1)
         return (axes[:, :2, 0] * torch.nn.functional.normalize(to_target)).sum(1)
 
@@ -144,7 +143,7 @@ class LocomotionBase(VectorEnv):
         joints = (self.joint_default + noise).clamp(self.joint_lower, self.joint_upper)
         velocity = self.uniform(-VELOCITY_NOISE, VELOCITY_NOISE, self.num_actions)
         qpos = torch.cat([self.root_start.expand(self.num_envs, 7), joints], 1)
-        qvel = torch.cat([torch.zeros(self.num_envs, 6, device=self.device), velocity], 1)
+        qvel = torch.cat([self.zeros(6), velocity], 1)
         self.engine.set_state(mask, qpos, qvel)
         self.action = self.action.masked_fill(mask[:, None], 0.0)
         self.distance = torch.where(mask, self.distance_to_target(), self.distance)
@@ -165,7 +164,7 @@ class Ant(LocomotionBase):
     angular_velocity_scale, joint_velocity_scale, wrench_scale = 1.0, 0.2, 0.1
 
     def limit_cost(self, position):
-        return 0.1 * (position > 0.99).sum(1)  # the upper limit alone, as in the original
+        return 0.1 * (position > 0.99).sum(1)  # only the upper limit, as in the original
 
 
 class Humanoid(LocomotionBase):
@@ -181,5 +180,5 @@ class Humanoid(LocomotionBase):
         return 0.25 * (excess * self.gear / self.gear.max()).sum(1)
 
     def joint_force(self):
-        limits = -self.joint_position().sign() * self.engine.sensors[:, 12:]  # N m; a limit pushes back to the middle
+        limits = -self.joint_position().sign() * self.engine.sensors[:, 12:]  # N m; a limit pushes towards the middle
         return [0.01 * (self.gear * self.action + limits)]

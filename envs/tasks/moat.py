@@ -1,4 +1,4 @@
-"""Moat: a toy on which a minute's run shows when a population helps. Pure torch, no physics engine."""
+"""Moat: a toy task for which one minute of training shows whether a population helps. No physics engine."""
 
 import torch
 
@@ -10,12 +10,12 @@ PLATEAU_WIDTH = 0.5
 
 
 def moat_value(position):
-    """Worth of a position (N, 4) -> (N,): stairs along p0 with a ditch before every step, fading with |p1..p3|."""
+    """Value of a position (N, 4) -> (N,): stairs along p0 with a ditch before every step, decaying with |p1..p3|."""
     x = position[:, 0]
     value = x.clamp(-1.0, PLATEAU_STARTS[0])
-    for start, worth in zip(PLATEAU_STARTS, PLATEAU_VALUES):
-        value = torch.where(x >= start, torch.full_like(x, worth), value)
-        value = torch.where(x > start + PLATEAU_WIDTH, torch.full_like(x, -0.5 * worth), value)
+    for start, height in zip(PLATEAU_STARTS, PLATEAU_VALUES):
+        value = torch.where(x >= start, torch.full_like(x, height), value)
+        value = torch.where(x > start + PLATEAU_WIDTH, torch.full_like(x, -0.5 * height), value)
     return value * torch.exp(-position[:, 1:].square().sum(1))
 
 
@@ -30,18 +30,18 @@ class Moat(VectorEnv):
 
     def __init__(self, num_envs, device, seed):
         super().__init__(num_envs, device, seed)
-        self.position = torch.zeros(num_envs, 4, device=self.device)
-        self.velocity = torch.zeros(num_envs, 4, device=self.device)
+        self.position = self.zeros(4)
+        self.velocity = self.zeros(4)
         golden = torch.arange(num_envs, dtype=torch.float64, device=self.device) * 0.6180339887498949 % 1.0
-        self.phase = (golden * self.max_episode_steps).long()  # even over all environments and over any block of them
+        self.phase = (golden * self.max_episode_steps).long()  # evenly spread, also within any block
 
     def reset(self):
         super().reset()
-        self.episode_step.copy_(self.phase)  # spread over the episode, so that resets are not in phase
+        self.episode_step.copy_(self.phase)  # so that environments do not reset at the same time
         return self.observe()
 
     def reset_where(self, mask):
-        noise = torch.randn(self.num_envs, 4, generator=self.generator, device=self.device)
+        noise = self.normal(4)
         self.position = torch.where(mask[:, None], 0.1 * noise, self.position)
         self.velocity = torch.where(mask[:, None], torch.zeros_like(noise), self.velocity)
 
@@ -49,7 +49,7 @@ class Moat(VectorEnv):
         self.velocity = 0.85 * self.velocity + 0.02 * action
         self.position = self.position + self.velocity
         reward = 0.1 * moat_value(self.position) - 0.01 * action.square().mean(1)
-        never = torch.zeros(self.num_envs, dtype=torch.bool, device=self.device)
+        never = self.zeros(dtype=torch.bool)
         return reward, never, never
 
     def observe(self):
@@ -60,7 +60,7 @@ class Moat(VectorEnv):
         return moat_value(self.position).clamp(min=0.0)
 
     def render(self, index):
-        """The plane p0 (right, -1 to 5), p1 (up, -1 to 1) in shades of its value; the point in red."""
+        """The plane of p0 (right, -1 to 5) and p1 (up, -1 to 1), brighter for higher values; the point in red."""
         p1, p0 = torch.meshgrid(torch.linspace(1, -1, 120), torch.linspace(-1, 5, 360), indexing="ij")
         plane = torch.stack([p0, p1, torch.zeros_like(p0), torch.zeros_like(p0)], -1).view(-1, 4)
         image = (moat_value(plane).view(120, 360, 1).expand(-1, -1, 3) * 7.0 + 100.0).clamp(0.0, 255.0).byte()

@@ -1,0 +1,194 @@
+"""The original tasks: IsaacGymEnvs on Isaac Gym Preview 4, behind the contract of envs/base.py.
+
+Written against the published interface of both and tested on a stand-in; not yet run on the real ones.
+"""
+
+import importlib.util
+import os
+import sys
+from typing import TYPE_CHECKING, Dict, Tuple
+
+import numpy as np
+import torch
+
+from envs import import_isaacgym_first
+from envs.base import VectorEnv
+
+if TYPE_CHECKING:
+    from isaacgymenvs import VecTask
+
+CONFIGURATIONS = {  # env id -> overrides of IsaacGymEnvs' configuration; episodes of 400 steps as in SAPG's fork
+    "AllegroHand": "task=AllegroHand",
+    "AllegroKukaRegrasping": "task=AllegroKuka task/env=regrasping task.env.episodeLength=400",
+    "AllegroKukaReorientation": "task=AllegroKuka task/env=reorientation",
+    "AllegroKukaThrow": "task=AllegroKuka task/env=throw",
+    "AllegroKukaTwoArmsRegrasping": "task=AllegroKukaTwoArmsLSTM task/env=regrasping task.env.episodeLength=400",
+    "AllegroKukaTwoArmsReorientation": "task=AllegroKukaTwoArmsLSTM task/env=reorientation",
+    "Ant": "task=Ant",
+    "Anymal": "task=Anymal",
+    "Cartpole": "task=Cartpole",
+    "FrankaCubePush": "task=FrankaCubePush",  # only in SAPG's fork
+    "FrankaCubeStack": "task=FrankaCubeStack",
+    "Humanoid": "task=Humanoid",
+    "ShadowHand": "task=ShadowHand",
+}
+DEXTEROUS = ("AllegroHand", "AllegroKuka", "ShadowHand")  # prefixes of env ids: reset before physics, count successes
+SUCCESS_REWARD = {"FrankaCubePush": 2.0, "FrankaCubeStack": 15.0}  # a last reward above it is a success
+FITNESS_FLOOR = {"Ant": 10.0, "Anymal": 4.0, "FrankaCubePush": 0.1, "FrankaCubeStack": 0.1, "Humanoid": 10.0}
+
+simulation: "Dict[Tuple[str, int, str], VecTask]" = {}  # at most one: (env id, num_envs, device) -> the task
+
+
+def find_problem(env_id):
+    """Why `env_id` cannot run on Isaac Gym here, in one line; "" if it can."""
+    if env_id not in CONFIGURATIONS:
+        return "Isaac Gym has no such task"
+    if sys.version_info[:2] != (3, 8):
+        return f"needs Python 3.8, this is {sys.version_info[0]}.{sys.version_info[1]}"
+    if tuple(map(int, np.__version__.split(".")[:2])) >= (1, 24):
+        return f"needs numpy below 1.24, this is {np.__version__}"
+    for package in ("isaacgym", "isaacgymenvs"):
+        if not importlib.util.find_spec(package):
+            return f"needs the package {package}, not installed"
+    if not torch.cuda.is_available():
+        return "needs a CUDA GPU, torch finds none"
+    if import_isaacgym_first.FAILURE:
+        return f"cannot be imported: {import_isaacgym_first.FAILURE.splitlines()[0]}"
+    if "isaacgym" not in sys.modules:
+        return "must be imported before torch: name it on the command line, --engine isaacgym"
+    if not os.path.isfile(os.path.join(config_folder(), "task", f"{task_name(env_id)}.yaml")):
+        only = ", SAPG's fork of it has" if env_id == "FrankaCubePush" else ""
+        return f"the installed isaacgymenvs has no task {task_name(env_id)}{only}"
+    return ""
+
+
+def task_name(env_id):
+    return CONFIGURATIONS[env_id].split()[0].split("=")[1]
+
+
+def config_folder():
+    import isaacgymenvs
+
+    return os.path.join(os.path.dirname(isaacgymenvs.__file__), "cfg")
+
+
+def make_config(env_id, num_envs):
+    """IsaacGymEnvs' configuration of a task. isaacgymenvs.make composes it itself, but without subtasks."""
+    from hydra import compose, initialize_config_dir
+
+    with initialize_config_dir(config_folder(), version_base="1.1"):  # as IsaacGymEnvs
+        return compose("config", [*CONFIGURATIONS[env_id].split(), f"num_envs={num_envs}"])
+
+
+class IsaacGym(VectorEnv):
+    """A task of IsaacGymEnvs, with its observation, reward, curriculum and termination.
+
+    IsaacGymEnvs executes a reset within the next step: the first action of an episode is chosen before its start state
+    is observed. So that the critic does not confuse the two, the first observation of every episode is all zeros here
+    (as IsaacGymEnvs' very first one is), and its value becomes that of an average start. IsaacGymEnvs returns the last
+    observation of the old episode again; its value would become that of a start, and truncations would bootstrap
+    from it. The first action of an episode
+        drives its first step, in a task that resets before physics;
+        has no effect, in a task that resets after physics: the step has reward 0, does not end the episode, does not
+        count towards its length and leads to the start state, or to zeros if the task resets once more.
+    A time-out ends an episode one step before `max_episode_steps`, as in IsaacGymEnvs; a failure in that step is
+    treated as a time-out.
+    """
+
+    engine_name = "isaacgym"
+    resumes_exactly = False
+
+    def __init__(self, env_id, num_envs, device, seed):
+        super().__init__(num_envs, device, seed)
+        self.task = find_simulation(env_id, num_envs, device, seed)
+        self.env_id = env_id
+        self.num_obs, self.num_actions = int(self.task.num_obs), int(self.task.num_actions)
+        self.max_episode_steps = int(self.task.max_episode_length)
+        self.fitness_floor = FITNESS_FLOOR.get(env_id, 1.0)
+        self.dexterous = env_id.startswith(DEXTEROUS)
+        self.obs = torch.zeros(num_envs, self.num_obs, device=self.device)
+        self.reward = torch.zeros(num_envs, device=self.device)
+        self.extras = {}
+        if env_id.startswith("AllegroKuka"):
+            self.curriculum = ("tolerance",)  # m; named as in envs/tasks
+            self.tolerance = torch.tensor(self.task.initial_tolerance, dtype=torch.float64)
+        torch.manual_seed(seed)  # IsaacGymEnvs draws from the global generators and does not seed them
+
+    def reset_where(self, mask):
+        self.task.reset_buf[mask.to(self.task.device)] = 1
+        self.obs = self.obs.masked_fill(mask[:, None], 0.0)
+
+    def advance(self, action):
+        if self.curriculum:
+            self.task.success_tolerance = self.tolerance.item()
+        resetting = self.task.reset_buf.to(self.device).bool()  # executed within this step
+        obs, reward, reset, self.extras = self.task.step(action.to(self.task.device))
+        obs, reward = obs["obs"].to(self.device), reward.to(self.device).clone()  # the task overwrites its reward
+        ends, time_outs = reset.to(self.device).bool(), self.extras["time_outs"].to(self.device).bool()
+        self.episode_step.copy_(self.task.progress_buf)
+        if self.curriculum:
+            self.tolerance.fill_(self.task.success_tolerance)
+        if not self.dexterous:
+            obs = obs.masked_fill((resetting & ends)[:, None], 0.0)
+            reward = reward.masked_fill(resetting, 0.0)
+            ends = ends & ~resetting
+            self.episode_length -= resetting.long()
+        self.obs, self.reward = obs, reward
+        if self.dexterous and self.task.max_consecutive_successes:  # all goals reached: not a failure
+            time_outs = time_outs | (self.successes() >= self.task.max_consecutive_successes)
+        return reward, ends & ~time_outs, ends & time_outs
+
+    def successes(self):
+        return self.task.successes.to(self.device).float()
+
+    def observe(self):
+        return self.obs
+
+    def objective(self):
+        if self.dexterous:
+            return self.successes().clone()
+        if self.env_id in SUCCESS_REWARD:
+            return (self.reward > SUCCESS_REWARD[self.env_id]).float()
+        return self.episode_return.clone()
+
+    def metrics(self):
+        """Everything that the task reports, averaged over environments."""
+        found = {**self.extras, **self.extras.get("scalars", {})}
+        found = {name: torch.as_tensor(value) for name, value in found.items() if not isinstance(value, dict)}
+        return {name: value.float().mean() for name, value in found.items() if name != "time_outs"}
+
+    def state_dict(self):
+        """The curriculum. Nothing else can be restored, since Isaac Gym does not expose its whole state."""
+        return {name: getattr(self, name).clone() for name in self.curriculum}
+
+    def load_state_dict(self, state):
+        """Restore the curriculum and restart all episodes."""
+        for name in self.curriculum:
+            getattr(self, name).copy_(state[name])
+        self.reset()
+        print("Isaac Gym cannot restore its physics: all episodes start again", file=sys.stderr)
+
+    def render(self, index):
+        raise NotImplementedError("the Isaac Gym adapter cannot render; evaluate the policy on another engine")
+
+
+def find_simulation(env_id, num_envs, device, seed) -> "VecTask":
+    """The process's only VecTask. Raises ValueError (one line) if a different one exists already."""
+    import isaacgymenvs
+
+    key = (env_id, num_envs, str(device))
+    if simulation and key not in simulation:
+        there = "{1:,} environments of {0}".format(*next(iter(simulation)))
+        raise ValueError(f"Isaac Gym holds one simulation per process, and there is one: {there}")
+    if not simulation:
+        simulation[key] = isaacgymenvs.make(
+            seed=seed,
+            task=task_name(env_id),
+            num_envs=num_envs,
+            sim_device="cuda:0",
+            rl_device="cuda:0" if torch.device(device).type == "cuda" else "cpu",
+            headless=True,
+            force_render=False,
+            cfg=make_config(env_id, num_envs),
+        )
+    return simulation[key]

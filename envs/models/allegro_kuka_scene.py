@@ -1,0 +1,150 @@
+"""The one-arm scene of the AllegroKuka tasks: KUKA with Allegro hand, a table, a free box and a marker for the goal."""
+
+import itertools
+
+import mujoco
+import numpy as np
+
+from envs.models.allegro_kuka import (  # noqa: F401, tasks import the robot's numbers from here
+    DEFAULT_POSE,
+    FINGERTIP_BODIES,
+    FINGERTIP_OFFSETS,
+    JOINT_LOWER,
+    JOINT_NAMES,
+    JOINT_UPPER,
+    PALM_BODY,
+    PALM_OFFSET,
+    add_allegro_kuka,
+)
+
+CONTROL_PERIOD = 0.01667  # s, one control step
+SUBSTEPS = 2  # four do not make grasps firmer
+TIMESTEP = CONTROL_PERIOD / SUBSTEPS
+
+CONTACT_IMPEDANCE = (0.99, 0.99, 0.001, 0.5, 2.0)  # MuJoCo's solimp; halves the penetration of objects
+# MuJoCo's solref: time constant (s), damping ratio. In 6 % of the resets the object overlaps the hand. Of overlaps
+# deeper than 4 cm, one in ten ejects the object at 4 to 80 m/s with a damping ratio of 1, and one in a hundred at 4 m/s
+# with 1.5. Grasps do not slip more; a hard squeeze penetrates 1.5 times as deep.
+CONTACT_RESPONSE = (0.02, 1.5)
+
+TABLE_POS = (0.0, 0.0, 0.38)
+TABLE_SIZE = (0.475, 0.4, 0.3)  # full edges, m; top at z = 0.53
+ROBOT_POS = (0.0, 0.8, 0.0)
+OBJECT_BODY, GOAL_BODY = "object", "goal"
+OBJECT_BASE_SIZE = 0.05  # m, edge of the box of scale 1
+OBJECT_DENSITY = 400.0  # kg / m^3
+OBJECT_START = (0.0, 0.0, 0.63)
+GOAL_RADIUS = 0.01875  # m
+
+# The bucket of Throw, an open frustum of twelve walls. Heights over its underside, radii to the inner corners, m.
+BUCKET_SIDES = 12
+BUCKET_FLOOR, BUCKET_FLOOR_RADIUS = 0.0099, 0.0705
+BUCKET_RIM, BUCKET_RIM_RADIUS, BUCKET_RIM_OUTER_RADIUS = 0.1977, 0.1034, 0.12
+BUCKET_WALL = 0.0142  # 1.5 % of objects thrown at it pass through at 4 m/s, 24 % at 7 m/s; 3 cm would halve that
+BUCKET_FLOOR_DEPTH = 0.04  # four times the original's, extended downwards: an object may fall 4 cm in a substep
+BUCKET_GOAL = 0.05  # height of the goal over the underside
+
+
+def object_scales(families=("small", "big", "sticks")):
+    """Scales of the boxes of the task, in multiples of OBJECT_BASE_SIZE along x, y, z: (boxes, 3).
+
+    Edges in percent, limited in volume: 947 boxes (938 distinct) in all three families, 654 in "small". World i uses
+    row i modulo their number; the order, that of the published task, is by name and then shuffled once.
+    """
+    small = [100, 50, 66, 75, 90, 110, 125, 150, 175, 200, 250, 300]
+    big = [100, 125, 150, 200, 250, 300, 350]
+    sticks = [100, 50, 75, 200, 300, 400, 500, 600]
+    named = []
+    for family, edges, low, high in (("small", small, 1.0, 2.5), ("big", big, 2.5, 15.0), ("sticks", sticks, 2.5, 6.0)):
+        if family not in families:
+            continue
+        boxes = []
+        for box in itertools.product(edges, repeat=3):
+            shortest, middle, longest = sorted(box)
+            plate = family != "small" and 3 * shortest <= middle
+            stubby = family == "sticks" and longest <= 3 * middle
+            if low <= np.prod(box) / 1e6 <= high and not plate and not stubby:
+                boxes.append(box)
+        named += [("%03d_cube_%d_%d_%d" % ((i,) + box), box) for i, box in enumerate(boxes)]
+    scales = np.array([box for _, box in sorted(named)]) / 100.0
+    np.random.default_rng(42).shuffle(scales)
+    return scales
+
+
+def build_scene(object_scale=(1.0, 1.0, 1.0), goal="ball"):
+    """The scene with a box of the given scale (3,) as a mujoco.MjSpec.
+
+    goal: what the mocap body GOAL_BODY looks like: a "ball" or a "copy" of the object, drawn only, or a "bucket".
+    nu = 23; qpos (30) is the robot's 23 joints, then the object's position (3) and quaternion (4, wxyz); qvel (29)
+    is 23, then linear (world axes) and angular (body axes) velocity of the object.
+    """
+    spec = mujoco.MjSpec()
+    spec.option.timestep = TIMESTEP
+    spec.option.integrator = mujoco.mjtIntegrator.mjINT_IMPLICITFAST
+    spec.option.iterations = 20  # two on average; an upper limit for the worst world of a batch
+    # With MuJoCo's defaults a cube held in the air for 2 s is lost. It slips 3 mm with an elliptic cone, 0.3 mm with
+    # impratio 10 as well, 0.06 mm with the stiffer contacts as well. None of this makes steps slower.
+    spec.option.cone = mujoco.mjtCone.mjCONE_ELLIPTIC
+    spec.option.impratio = 10.0
+    spec.default.geom.solimp = CONTACT_IMPEDANCE
+    spec.default.geom.solref = CONTACT_RESPONSE
+    spec.visual.global_.offwidth, spec.visual.global_.offheight = 640, 480
+
+    world = spec.worldbody
+    world.add_geom(name="ground", type=mujoco.mjtGeom.mjGEOM_PLANE, size=(3, 3, 0.1), rgba=(0.55, 0.6, 0.65, 1))
+    world.add_geom(
+        name="table", type=mujoco.mjtGeom.mjGEOM_BOX, pos=TABLE_POS, size=np.array(TABLE_SIZE) / 2,
+        rgba=(0.7, 0.6, 0.5, 1),
+    )  # fmt: skip
+    add_allegro_kuka(spec, ROBOT_POS)
+
+    body = world.add_body(name=OBJECT_BODY, pos=OBJECT_START)
+    body.add_freejoint(name="object")  # undamped: a free joint's damping would brake the fall as well
+    half_edges = 0.5 * OBJECT_BASE_SIZE * np.asarray(object_scale)
+    body.add_geom(
+        name="object", type=mujoco.mjtGeom.mjGEOM_BOX, size=half_edges, density=OBJECT_DENSITY, rgba=(0.2, 0.5, 0.9, 1)
+    )
+    _add_goal(world.add_body(name=GOAL_BODY, mocap=True), goal, half_edges)
+    world.add_light(pos=(1, -1, 3), dir=(-0.3, 0.3, -1), castshadow=True)
+    if goal == "bucket":  # it may stand far off on either side
+        world.add_camera(name="overview", pos=(0, -3.1, 2.2), xyaxes=(1, 0, 0, 0, 0.5, 0.87))
+    else:
+        world.add_camera(name="overview", pos=(0.95, -0.85, 1.15), xyaxes=(0.76, 0.65, 0, -0.235, 0.275, 0.93))
+    return spec
+
+
+def _add_goal(body, goal, half_edges):
+    """The marker at the goal, whose position is the origin of `body`. half_edges (3,) m of the object."""
+    drawn = dict(rgba=(0.2, 0.8, 0.3, 0.5), contype=0, conaffinity=0)
+    if goal == "ball":
+        body.add_geom(type=mujoco.mjtGeom.mjGEOM_SPHERE, size=(GOAL_RADIUS, 0, 0), **drawn)
+    elif goal == "copy":
+        body.add_geom(type=mujoco.mjtGeom.mjGEOM_BOX, size=half_edges, **drawn)
+    else:
+        _add_bucket(body)
+
+
+def _add_bucket(body):
+    """Twelve walls and a floor, solid. The inner faces of the walls have the exact published dimensions."""
+    per_radius = np.cos(np.pi / BUCKET_SIDES)  # distance of a polygon's sides, per radius of its corners
+    low, high = BUCKET_FLOOR_RADIUS * per_radius, BUCKET_RIM_RADIUS * per_radius
+    slant = np.arctan2(high - low, BUCKET_RIM - BUCKET_FLOOR)
+    cos, sin = np.cos(slant), np.sin(slant)
+    length = BUCKET_RIM / cos
+    width = 2.0 * BUCKET_RIM_OUTER_RADIUS * np.sin(np.pi / BUCKET_SIDES)
+    # in the plane of the axis and a wall's middle: from the inner upper edge to the wall's centre
+    radius = high - length / 2 * sin + BUCKET_WALL / 2 * cos
+    height = BUCKET_RIM - length / 2 * cos - BUCKET_WALL / 2 * sin
+    rgba = (0.8, 0.35, 0.3, 0.35)  # transparent, to show what is in it
+    for angle in 2.0 * np.pi * (np.arange(BUCKET_SIDES) + 0.5) / BUCKET_SIDES:
+        x, y = np.cos(angle), np.sin(angle)
+        body.add_geom(
+            type=mujoco.mjtGeom.mjGEOM_BOX, pos=(radius * x, radius * y, height - BUCKET_GOAL),
+            xyaxes=(cos * x, cos * y, -sin, -y, x, 0.0), size=(BUCKET_WALL / 2, width / 2, length / 2), rgba=rgba,
+        )  # fmt: skip
+    # Two crossed boxes, because MuJoCo finds too few contacts between a cylinder and a box for the box to lie still.
+    for x, y in ((low, low * 2 / 3), (low * 2 / 3, low)):
+        body.add_geom(
+            type=mujoco.mjtGeom.mjGEOM_BOX, pos=(0, 0, BUCKET_FLOOR - BUCKET_FLOOR_DEPTH / 2 - BUCKET_GOAL),
+            size=(x, y, BUCKET_FLOOR_DEPTH / 2), rgba=rgba,
+        )  # fmt: skip

@@ -1,0 +1,54 @@
+"""Ant: a ball with four legs of two links each, 8 hinges with torque motors, 0.91 kg. From published numbers.
+
+Lengths in m, angles in rad. Joint order: hip, ankle of front left, front right, left back, right back leg.
+"""
+
+import numpy as np
+
+from envs.models.walker import add_hinge, add_root, add_shapes, add_wrench_sensor, make_scene
+
+START_HEIGHT = 0.44  # m, of the torso
+GEAR = [15.0] * 8  # N m
+HIP_LIMIT, ANKLE_LIMITS = np.deg2rad(40), np.deg2rad([30, 100])
+DENSITY, FRICTION = 5.0, 1.5
+DAMPING, ARMATURE = 0.1, 0.01  # N m s / rad, kg m^2, every joint
+
+# leg: the quadrant that it points into, the sign of its ankle's angles, and the ankle's axis
+# fmt: off
+LEGS = [
+    ("front_left",  ( 1,  1),  1, (-1, 1, 0)),
+    ("front_right", (-1,  1), -1, ( 1, 1, 0)),
+    ("left_back",   (-1, -1), -1, (-1, 1, 0)),
+    ("right_back",  ( 1, -1),  1, ( 1, 1, 0)),
+]
+# fmt: on
+FOOT_BODIES = [name + "_foot" for name, *_ in LEGS]
+JOINT_NAMES = ["%s_%d" % (joint, i) for i in range(1, 5) for joint in ("hip", "ankle")]
+JOINT_LOWER, JOINT_UPPER, DEFAULT_POSE = np.array([
+    limits
+    for _, _, sign, _ in LEGS
+    for limits in ((-HIP_LIMIT, HIP_LIMIT, 0.0), (*sorted(sign * ANKLE_LIMITS), sign * ANKLE_LIMITS[0]))
+]).T  # fmt: skip
+
+
+def build():
+    """The robot on its ground as a mujoco.MjSpec; no part of it collides with another.
+
+    nu = 8; qpos (15) is the torso's position (3) and quaternion (4), then the joints; qvel (14) is the torso's linear
+    (world axes) and angular (body axes) velocity, then the joints'. Sensors (24): each foot's force and torque.
+    """
+    spec = make_scene()
+    kind = dict(density=DENSITY, friction=FRICTION, self_collision=False, rgba=(0.8, 0.5, 0.3, 1))
+    torso = add_root(spec, "torso", START_HEIGHT, camera=(-1.5, -2.5, 1.5))
+    add_shapes(torso, [((0, 0, 0), 0.25)], **kind)
+    for i, (name, (x, y), _, ankle_axis) in enumerate(LEGS):
+        knee, tip = (0.2 * x, 0.2 * y, 0), (0.4 * x, 0.4 * y, 0)
+        leg = torso.add_body(name=name + "_leg", pos=knee)
+        foot = leg.add_body(name=name + "_foot", pos=knee)
+        for body, end in ((torso, knee), (leg, knee), (foot, tip)):
+            add_shapes(body, [((0, 0, 0), end, 0.08)], **kind)
+        for body, axis, j in ((leg, (0, 0, 1), 2 * i), (foot, ankle_axis, 2 * i + 1)):
+            limits = (JOINT_LOWER[j], JOINT_UPPER[j])
+            add_hinge(spec, body, JOINT_NAMES[j], axis, limits, GEAR[j], damping=(DAMPING, 0, 0), armature=ARMATURE)
+        add_wrench_sensor(spec, foot)
+    return spec

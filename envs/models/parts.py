@@ -1,0 +1,40 @@
+"""What several models are built of: bodies with primitive shapes, position drives, the sky."""
+
+import mujoco
+
+
+def add_body(parent, name, pos, quat, mass, com, inertia, shapes, colour=(0.85, 0.5, 0.2, 1)):
+    """Add a body to its parent (mujoco.MjsBody) and return it. Without gravity; boxes are grey.
+
+    pos (3,) m and quat (4,) wxyz: frame in the parent; mass (kg); com (3,) m; inertia (6,) kg m^2 about it: xx, yy, zz,
+    xy, xz, yz, body axes. A shape is ("capsule" or "cylinder", end, end, radius) or ("box", centre, half edges, quat).
+    """
+    body = parent.add_body(name=name, pos=pos, quat=quat, mass=mass, ipos=com, fullinertia=inertia, gravcomp=1)
+    body.explicitinertial = True
+    for kind, first, second, third in shapes:
+        if kind == "box":
+            body.add_geom(type=mujoco.mjtGeom.mjGEOM_BOX, pos=first, size=second, quat=third, rgba=(0.3, 0.3, 0.33, 1))
+        else:
+            shape = mujoco.mjtGeom.mjGEOM_CAPSULE if kind == "capsule" else mujoco.mjtGeom.mjGEOM_CYLINDER
+            body.add_geom(type=shape, fromto=first + second, size=(third, 0, 0), rgba=colour)
+    return body
+
+
+def add_position_drive(spec, joint, stiffness, damping, effort, limits=None):
+    """Add a position drive named like its joint; its control is the target position.
+
+    stiffness N m / rad, damping N m s / rad, effort N m (N / m, N s / m and N for a slide joint); limits (2,): range of
+    the target, none if left out.
+    """
+    options = {} if limits is None else dict(ctrlrange=limits)
+    drive = spec.add_actuator(name=joint, target=joint, trntype=mujoco.mjtTrn.mjTRN_JOINT, **options)
+    drive.set_to_position(kp=stiffness, kv=damping)
+    drive.forcerange = (-effort, effort)
+
+
+def add_sky(spec):
+    """Add a pale blue background."""
+    spec.add_texture(
+        name="sky", type=mujoco.mjtTexture.mjTEXTURE_SKYBOX, builtin=mujoco.mjtBuiltin.mjBUILTIN_GRADIENT,
+        width=64, height=384, rgb1=(0.9, 0.95, 1.0), rgb2=(0.6, 0.7, 0.8),
+    )  # fmt: skip

@@ -1,0 +1,133 @@
+"""Right Shadow hand: 24 hinge joints, 20 of them driven, built from primitive shapes and published numbers.
+
+Lengths in m, angles in rad, masses in kg, inertias in kg m^2. Joint order, everywhere: wrist WRJ1, WRJ0, then first,
+middle, ring, little finger and thumb (FF, MF, RF, LF, TH), each from base to tip, that is with falling numbers.
+At zero the fingers point along z of the palm body; they bend towards its -y.
+"""
+
+import mujoco
+import numpy as np
+
+from envs.models.parts import add_position_drive
+
+BASE_POS, BASE_QUAT = (0, 0, 0.5), (0, 0, -1, 1)  # not normalised: fingers along -y of the world, palm up
+FINGERTIP_BODIES = ["ffdistal", "mfdistal", "rfdistal", "lfdistal", "thdistal"]
+X, Y = (1, 0, 0), (0, 1, 0)
+
+# body: parent, place in it, mass, centre of mass; joint: axis, limits, effort limit (N m; None: no drive); shapes.
+# A shape is a capsule (end, end, radius) or a box (centre, half edges) in body axes. At zero all frames but the thumb's
+# are parallel. The forearm is fixed to the world; a capsule stands in for its mesh.
+FOREARM = ("forearm", (0, 0.01, 0), 4.0, (0.001, -0.002, 0.29), 0.01,
+           [("capsule", (0, 0.01, 0.085), (0, 0.01, 0.189), 0.0675)])  # fmt: skip
+BODIES = [
+    ("wrist", "forearm", (0, 0, 0.256), 0.3, (0.003, 0, 0.016), "WRJ1", Y, (-0.489, 0.14), 4.785,
+     [("capsule", (0, 0.01, 0), (0, -0.01, 0), 0.015)]),
+    ("palm", "wrist", (0, 0, 0.034), 0.3, (0.006, 0, 0.036), "WRJ0", X, (-0.698, 0.489), 2.175,
+     [("box", (0.011, 0, 0.038), (0.032, 0.0111, 0.049)), ("box", (-0.032, 0, 0.014), (0.011, 0.0111, 0.025))]),
+
+    ("ffknuckle", "palm", (0.033, 0, 0.095), 0.008, (0, 0, 0), "FFJ3", Y, (-0.349, 0.349), 0.9, []),
+    ("ffproximal", "ffknuckle", (0, 0, 0), 0.014, (0, 0, 0.023), "FFJ2", X, (0, 1.571), 0.9,
+     [("capsule", (0, 0, 0), (0, 0, 0.045), 0.01)]),
+    ("ffmiddle", "ffproximal", (0, 0, 0.045), 0.012, (0, 0, 0.011), "FFJ1", X, (0, 1.571), 0.7245,
+     [("capsule", (0, 0, 0), (0, 0, 0.025), 0.00805)]),
+    ("ffdistal", "ffmiddle", (0, 0, 0.025), 0.01, (0, 0, 0.015), "FFJ0", X, (0, 1.571), None,
+     [("capsule", (0, 0, 0), (0, 0, 0.024), 0.00705)]),
+
+    ("mfknuckle", "palm", (0.011, 0, 0.099), 0.008, (0, 0, 0), "MFJ3", Y, (-0.349, 0.349), 0.9, []),
+    ("mfproximal", "mfknuckle", (0, 0, 0), 0.014, (0, 0, 0.023), "MFJ2", X, (0, 1.571), 0.9,
+     [("capsule", (0, 0, 0), (0, 0, 0.045), 0.01)]),
+    ("mfmiddle", "mfproximal", (0, 0, 0.045), 0.012, (0, 0, 0.012), "MFJ1", X, (0, 1.571), 0.7245,
+     [("capsule", (0, 0, 0), (0, 0, 0.025), 0.00805)]),
+    ("mfdistal", "mfmiddle", (0, 0, 0.025), 0.01, (0, 0, 0.015), "MFJ0", X, (0, 1.571), None,
+     [("capsule", (0, 0, 0), (0, 0, 0.024), 0.00705)]),
+
+    ("rfknuckle", "palm", (-0.011, 0, 0.095), 0.008, (0, 0, 0), "RFJ3", Y, (-0.349, 0.349), 0.9, []),
+    ("rfproximal", "rfknuckle", (0, 0, 0), 0.014, (0, 0, 0.023), "RFJ2", X, (0, 1.571), 0.9,
+     [("capsule", (0, 0, 0), (0, 0, 0.045), 0.01)]),
+    ("rfmiddle", "rfproximal", (0, 0, 0.045), 0.012, (0, 0, 0.012), "RFJ1", X, (0, 1.571), 0.7245,
+     [("capsule", (0, 0, 0), (0, 0, 0.025), 0.00805)]),
+    ("rfdistal", "rfmiddle", (0, 0, 0.025), 0.01, (0, 0, 0.015), "RFJ0", X, (0, 1.571), None,
+     [("capsule", (0, 0, 0), (0, 0, 0.024), 0.00705)]),
+
+    ("lfmetacarpal", "palm", (-0.017, 0, 0.044), 0.075, (-0.014, 0.001, 0.014),
+     "LFJ4", (0.5709766, 0, 0.8209663), (0, 0.785), 0.9, [("box", (-0.0165, 0, 0.01), (0.0095, 0.0111, 0.025))]),
+    ("lfknuckle", "lfmetacarpal", (-0.017, 0, 0.044), 0.008, (0, 0, 0), "LFJ3", Y, (-0.349, 0.349), 0.9, []),
+    ("lfproximal", "lfknuckle", (0, 0, 0), 0.014, (0, 0, 0.023), "LFJ2", X, (0, 1.571), 0.9,
+     [("capsule", (0, 0, 0), (0, 0, 0.045), 0.01)]),
+    ("lfmiddle", "lfproximal", (0, 0, 0.045), 0.012, (0, 0, 0.012), "LFJ1", X, (0, 1.571), 0.7245,
+     [("capsule", (0, 0, 0), (0, 0, 0.025), 0.00805)]),
+    ("lfdistal", "lfmiddle", (0, 0, 0.025), 0.01, (0, 0, 0.015), "LFJ0", X, (0, 1.571), None,
+     [("capsule", (0, 0, 0), (0, 0, 0.024), 0.00705)]),
+
+    ("thbase", "palm", (0.034, -0.009, 0.029), 0.01, (0, 0, 0), "THJ4", (0, 0, -1), (-1.047, 1.047), 2.3722, []),
+    ("thproximal", "thbase", (0, 0, 0), 0.016, (0, 0, 0.017), "THJ3", X, (0, 1.222), 1.45,
+     [("capsule", (0, 0, 0), (0, 0, 0.038), 0.013)]),
+    ("thhub", "thproximal", (0, 0, 0.038), 0.002, (0, 0, 0), "THJ2", X, (-0.209, 0.209), 0.99, []),
+    ("thmiddle", "thhub", (0, 0, 0), 0.016, (0, 0, 0.016), "THJ1", Y, (-0.524, 0.524), 0.99,
+     [("capsule", (0, 0, 0), (0, 0, 0.032), 0.011)]),
+    ("thdistal", "thmiddle", (0, 0, 0.032), 0.016, (0, 0, 0.016), "THJ0", Y, (-1.571, 0), 0.81,
+     [("capsule", (0, 0, 0), (0, 0, 0.026), 0.00918)]),
+]  # fmt: skip
+THUMB_QUAT = (0.9239557, 0, 0.3824995, 0)  # of thbase in the palm
+
+JOINT_NAMES = [body[5] for body in BODIES]
+JOINT_LOWER, JOINT_UPPER = np.array([body[7] for body in BODIES]).T
+DRIVEN = [i for i, body in enumerate(BODIES) if body[8] is not None]  # the 20 joints with drives
+
+# Stiffness (N m / rad), damping (N m s / rad) and armature of a joint, inertia of its body about every axis. The
+# published friction, 0.001, is left out: it is PhysX's load-dependent coefficient, not a torque.
+WRIST, FINGER = (5.0, 0.5, 0.005, 1e-3), (1.0, 0.1, 0.001, 1e-5)
+
+# A tendon couples the last two joints of each finger: |0.00705 q0 - 0.00805 q1| <= 1 mm, so q0, which has no drive,
+# follows q1 with a slack of 0.14 rad. The published spring beyond the slack, 30 N m / rad at q0, would oscillate at
+# 170 rad/s, too fast for a substep of 8 ms; MuJoCo's softer limit replaces it. Measured: q0 exceeds the slack by up to
+# 0.06 rad, at rest by 0.006 rad. The published damping, 0.1 N m s / rad at q0, also acts within the slack.
+TENDON_ARMS, TENDON_SLACK = (0.00705, -0.00805), 0.001  # m / rad, m
+TENDON_DAMPING = 0.1 / TENDON_ARMS[0] ** 2  # N s / m
+COUPLED = [("FFJ0", "FFJ1"), ("MFJ0", "MFJ1"), ("RFJ0", "RFJ1"), ("LFJ0", "LFJ1")]  # q0, q1
+
+# The parts of the hand that collide with each other, without friction. All of them collide with the cube.
+TOUCHING_PAIRS = [
+    ("palm", "thdistal"), ("ffproximal", "mfproximal"), ("mfproximal", "rfproximal"), ("rfproximal", "lfproximal"),
+    ("ffproximal", "thdistal"), ("mfproximal", "thdistal"), ("ffmiddle", "thdistal"), ("ffdistal", "thdistal"),
+    ("mfdistal", "thdistal"), ("rfdistal", "thdistal"), ("lfdistal", "thdistal"), ("ffdistal", "mfdistal"),
+    ("mfdistal", "rfdistal"), ("mfdistal", "lfdistal"), ("rfdistal", "lfdistal"), ("rfmiddle", "lfmiddle"),
+    ("rfmiddle", "lfdistal"), ("rfdistal", "lfmiddle"),
+]  # fmt: skip
+
+
+def add_shadow_hand(spec):
+    """Add the hand to a mujoco.MjSpec: fixed base, 24 joints, 20 position drives."""
+    spec.compiler.degree = False
+    mount = spec.worldbody.add_body(name="mount", pos=BASE_POS, quat=BASE_QUAT, mass=0.1, inertia=(1e-3, 1e-3, 1e-3))
+    bodies = {"forearm": _add_body(mount, *FOREARM)}
+    for name, parent, place, mass, com, joint, axis, limits, effort, shapes in BODIES:
+        stiffness, damping, armature, inertia = WRIST if joint.startswith("WR") else FINGER
+        body = bodies[name] = _add_body(bodies[parent], name, place, mass, com, inertia, shapes)
+        body.add_joint(name=joint, axis=axis, range=limits, armature=armature, damping=(damping, 0.0, 0.0))
+        if effort is not None:
+            add_position_drive(spec, joint, stiffness, 0.0, effort, limits)  # the joint itself is damped
+    bodies["thbase"].quat = THUMB_QUAT
+
+    for joints in COUPLED:
+        tendon = spec.add_tendon(name=joints[0], limited=True, range=(-TENDON_SLACK, TENDON_SLACK))
+        tendon.damping = (TENDON_DAMPING, 0.0, 0.0)
+        for joint, arm in zip(joints, TENDON_ARMS):
+            tendon.wrap_joint(joint, arm)
+    for first, second in TOUCHING_PAIRS:
+        spec.add_pair(geomname1=first, geomname2=second, condim=1)
+
+
+def _add_body(parent, name, pos, mass, com, inertia, shapes):
+    # gravcomp: in the task no gravity acts on the hand
+    body = parent.add_body(name=name, pos=pos, mass=mass, ipos=com, inertia=[inertia] * 3, gravcomp=1)
+    body.explicitinertial = True
+    for i, (kind, first, second, *radius) in enumerate(shapes):
+        # conaffinity 0: parts of the hand collide only as listed in TOUCHING_PAIRS
+        geom = body.add_geom(name=name if i == 0 else "", contype=1, conaffinity=0, rgba=(0.3, 0.3, 0.33, 1))
+        if kind == "box":
+            geom.type, geom.pos, geom.size = mujoco.mjtGeom.mjGEOM_BOX, first, second
+        else:
+            geom.type, geom.fromto, geom.size = mujoco.mjtGeom.mjGEOM_CAPSULE, first + second, (*radius, 0, 0)
+            geom.rgba = (0.85, 0.5, 0.2, 1)
+    return body

@@ -1,0 +1,229 @@
+"""The gradient that a script steps along is that of the papers' loss, written row by row, to the last digits.
+
+Against autograd of that loss under many flags, and against finite differences, which know nothing of autograd. Below
+it, the network against its formulas, and the memory that off-policy data starts from.
+"""
+
+import math
+
+import pytest
+import torch
+
+import cpo
+import epo
+import ppo
+import sapg
+from tests.algorithms.reference_loss import (
+    assert_gradients,
+    evaluate,
+    learning_data,
+    minibatch_rows,
+    network,
+    owner,
+    play,
+)
+from tests.algorithms.test_equations import cases, clip, clipped_surrogate, critic_error, entropy, every_case
+
+pytestmark = pytest.mark.usefixtures("float64")
+
+every_script = pytest.mark.parametrize("script", [ppo, sapg, cpo, epo], ids=lambda script: script.__name__)
+every_population = pytest.mark.parametrize("script", [sapg, cpo, epo], ids=lambda script: script.__name__)
+every_network = pytest.mark.parametrize("lstm", ["", "--lstm"], ids=["mlp", "lstm"])
+
+
+def loss_of(args):
+    """The whole loss as a function of a minibatch's rows."""
+    eps, last = args.clip_coef, getattr(args, "num_agents", 1) - 1
+
+    def loss(rows):
+        total, weights, pull = 0.0, 0.0, 0.0
+        for row in rows:
+            if row.kind == "pull":  # CPO Eq. 10
+                pull = pull - row.logprob * min(math.exp(row.advantage / args.awac_temperature), 100.0)
+                continue
+            advantage = row.advantage
+            if row.kind == "on-policy" and row.learner > 0:  # CPO Eq. 25
+                advantage = advantage - getattr(args, "reverse_kl_coef", 0.0) * (row.logprob - row.leader_logprob)
+            mu = row.mu if getattr(args, "off_policy_mu", False) else 1.0
+            loss = -clipped_surrogate(row, eps, mu, advantage)  # SAPG Eq. 2 and 3
+            loss = loss + args.vf_coef * 0.5 * critic_error(row, eps)  # SAPG Eq. 7 and 8
+            bonus = args.ent_coef + (args.max_ent_coef * row.learner / last if last else 0.0)  # SAPG 4.5
+            loss = loss - bonus * entropy(row)
+            loss = loss + args.bounds_coef * sum((m - clip(m, -1.1, 1.1)) ** 2 for m in row.mean)
+            weight = args.off_policy_coef if row.kind == "off-policy" else 1.0  # SAPG Eq. 4 and 9
+            total, weights = total + weight * loss, weights + weight
+        return (total + getattr(args, "awac_coef", 0.0) * pull) / weights  # CPO Eq. 11
+
+    return loss
+
+
+@pytest.mark.parametrize("script, flags", [
+    (ppo, ""),
+    (ppo, "--critic-n-step 0 --ent-coef 0.1 --reward-scale 0.1 --bounds-coef 0.5 --learning-rate 0.3"),
+    (ppo, "--lstm --num-minibatches 1 --update-epochs 4"),
+    (sapg, "--off-policy-mu --max-ent-coef 0.3"),
+    (sapg, "--off-policy-ratio 3 --bounds-coef 0.5 --learning-rate 0.3"),
+    (sapg, "--off-policy-mu --off-policy-coef 0.5 --critic-n-step 1 --gamma 0.9"),
+    (sapg, "--off-policy-mu --aggregation symmetric --off-policy-coef 0.5 --ent-coef 0.1"),
+    (sapg, "--lstm --off-policy-mu --off-policy-ratio 2"),
+    (sapg, "--lstm --aggregation symmetric"),
+    (cpo, "--awac-coef 0.5 --bounds-coef 0.5 --learning-rate 0.3"),
+    (cpo, "--lstm --awac-coef 0.5 --reverse-kl-coef 0.3 --adversarial-coef 0.05 --seed 2"),
+    (cpo, "--awac-coef 0.5 --reverse-kl-coef 0.3 --adversarial-coef 0.05 --critic-n-step 0 --reward-scale 0.1"),
+    (epo, "--off-policy-mu --off-policy-ratio 3 --ga-threshold 0"),
+    (epo, "--lstm --off-policy-ratio 3 --max-ent-coef 0.3 --bounds-coef 0.5 --learning-rate 0.3"),
+], ids=lambda x: x if isinstance(x, str) else x.__name__)  # fmt: skip
+def test_every_gradient_of_a_run(train, script, flags):
+    run = play(train, script, flags)
+    met = assert_gradients(run, loss_of(run.args))
+    kinds = {"on-policy"} if script is ppo else {"on-policy", "off-policy"}
+    assert cases([row for row in met if row.kind != "pull"], run.args.clip_coef) == every_case(*kinds)
+    if run.args.bounds_coef == 0.5:
+        assert any((row.mean > 1.1).any() for row in met) and any((row.mean < -1.1).any() for row in met)
+    assert any(row.kind == "pull" for row in met) == (script is cpo)
+
+
+@pytest.mark.parametrize("script, lstm", [
+    (ppo, ""), (sapg, ""), (cpo, ""), (epo, ""), (ppo, "--lstm"), (cpo, "--lstm"),
+], ids=lambda x: x if isinstance(x, str) else x.__name__)  # fmt: skip
+def test_finite_differences(train, script, lstm):
+    """Every coordinate of the recorded gradient is (L(theta + h) - L(theta - h)) / 2 h of the loss in plain numbers."""
+    flags = "--num-envs 8 --num-steps 4 --total-timesteps 64 --hidden-sizes 3 --lstm-size 2"
+    flags += " --ent-coef 0.1 --bounds-coef 0.5"
+    if script is not ppo:
+        flags += " --latent-dim 2 --max-ent-coef 0.3 --off-policy-mu --off-policy-coef 0.5 --aggregation symmetric"
+    if script is cpo:
+        flags += " --awac-coef 0.5 --awac-temperature 1 --reverse-kl-coef 0.3 --adversarial-coef 0.5"
+    run = play(train, script, f"{flags} {lstm}")
+    loss, h = loss_of(run.args), 1e-6
+    window = list(learning_data(run))[-1]
+    minibatch = window.minibatches[-1]
+    agent = network(run, minibatch).requires_grad_(False)
+    leader = [row.leader_logprob for row in minibatch_rows(agent, window, minibatch, run.args)]
+
+    def loss_now():
+        rows = minibatch_rows(agent, window, minibatch, run.args)
+        for row, leader_logprob in zip(rows, leader):
+            row.leader_logprob = leader_logprob  # CPO Eq. 25: the leader is given
+        return loss(rows).item()
+
+    for name, parameter in agent.named_parameters():
+        for found, coordinate in zip(minibatch.grads[name].flatten(), parameter.view(-1).split(1)):
+            at = coordinate.clone()
+            above = (coordinate.copy_(at + h), loss_now())[1]
+            below = (coordinate.copy_(at - h), loss_now())[1]
+            coordinate.copy_(at)
+            assert found.item() == pytest.approx((above - below) / (2 * h), rel=1e-5, abs=1e-7), name
+
+
+@every_script
+def test_learning_rate_follows_the_kl_of_on_policy_rows(train, script):
+    """KL(old || new) of the policies that acted, mean over the epoch's minibatches; the pull is not in it either."""
+    run = play(train, script, "--total-timesteps 480 --learning-rate 0.005 --kl-threshold 0.003")
+    lr, met = run.args.learning_rate, set()
+    for window in learning_data(run):
+        for epoch in range(run.args.update_epochs):
+            kls = []
+            for minibatch in window.minibatches[epoch * run.args.num_minibatches :][: run.args.num_minibatches]:
+                assert minibatch.lr == pytest.approx(lr)
+                rows = minibatch_rows(network(run, minibatch), window, minibatch, run.args)
+                rows = [row for row in rows if row.kind == "on-policy"]
+                total = 0.0
+                for row in rows:
+                    old_std, std = row.old_logstd.exp(), row.logstd.exp()
+                    kl = (std / old_std).log() + (old_std**2 + (row.old_mean - row.mean) ** 2) / (2 * std**2) - 0.5
+                    total += kl.sum().item()
+                kls.append(total / len(rows))
+            kl = sum(kls) / len(kls)
+            factor = 1 / 1.5 if kl > 0.006 else 1.5 if kl < 0.0015 else 1.0
+            lr, met = min(lr * factor, 1e-2), met | {factor}
+    assert met == {1 / 1.5, 1.0, 1.5}
+
+
+# ---------------------------------------------------------------- the network
+
+
+def plain_step(p, stats, obs, latent, memory, begins):
+    """The network's formulas for one step of one environment: action mean (U,), normalised value, memory (h, c)."""
+    x = torch.cat([((obs - stats["obs_rms.mean"]) / (stats["obs_rms.var"] + 1e-5).sqrt()).clamp(-5.0, 5.0), latent])
+    if memory is not None:
+        h, c = (torch.zeros_like(m) if begins else m for m in memory)  # an episode begins with an empty memory
+        gates = p["lstm.weight_ih_l0"] @ x + p["lstm.bias_ih_l0"] + p["lstm.weight_hh_l0"] @ h + p["lstm.bias_hh_l0"]
+        i, f, g, o = gates.chunk(4)
+        c = f.sigmoid() * c + i.sigmoid() * g.tanh()
+        h = o.sigmoid() * c.tanh()
+        x = (h - h.mean()) / (h.var(unbiased=False) + 1e-5).sqrt() * p["layer_norm.weight"] + p["layer_norm.bias"]
+        memory = h, c
+    for layer in ("mlp.0", "mlp.2"):
+        x = p[f"{layer}.weight"] @ x + p[f"{layer}.bias"]
+        x = torch.where(x > 0, x, x.exp() - 1)  # ELU
+    return p["actor.weight"] @ x + p["actor.bias"], (p["critic.weight"] @ x + p["critic.bias"])[0], memory
+
+
+def log_density(action, mean, logstd):
+    """Of a diagonal Gaussian, coordinate by coordinate."""
+    return sum(
+        -0.5 * ((a - m) / s.exp()) ** 2 - s - 0.5 * math.log(2 * math.pi) for a, m, s in zip(action, mean, logstd)
+    )
+
+
+def empty_memory(args):
+    return (torch.zeros(args.lstm_size), torch.zeros(args.lstm_size)) if args.lstm else None
+
+
+@every_script
+@every_network
+def test_a_window_at_once_is_the_networks_formulas_step_by_step(train, script, lstm):
+    """Means, log-probabilities, values and memories, with episodes that begin within the window."""
+    run = play(train, script, lstm)
+    learned = run.minibatches[-1]  # not the initial parameters
+    agent, p = network(run, learned), learned.params
+    T, N = 10, 8
+    obs, action, begins = torch.randn(T, N, 3), torch.randn(T, N, 2), torch.rand(T, N) < 0.3
+    state, learners = torch.randn(1, N, agent.state_size), torch.arange(N) % len(p["actor_logstd"])
+    ids = () if script is ppo else (learners[None],)
+    _, logprob, policy, value, states = agent.get_action_and_value(obs, *ids, begins, state, action)
+    assert torch.equal(agent.get_value(obs, *ids, begins, state), value)
+    for e in range(N):
+        latent = torch.zeros(0) if script is ppo else p["latents"][learners[e]]
+        memory = state[0, e].chunk(2) if lstm else None
+        for t in range(T):
+            mean, v, memory = plain_step(p, learned.buffers, obs[t, e], latent, memory, begins[t, e])
+            assert torch.allclose(policy.mean[t, e], mean) and torch.allclose(value[t, e], v)
+            assert torch.allclose(logprob[t, e], log_density(action[t, e], mean, p["actor_logstd"][learners[e]]))
+            assert torch.equal(states[t, e], state[0, e]) or torch.allclose(states[t, e], torch.cat(memory))
+
+
+@every_population
+def test_relabelled_data_starts_from_the_memory_of_who_acted(train, monkeypatch, script):
+    """Off-policy columns from the follower's, cpo's pull from the leader's; from there with the learner's latent."""
+    relabel, seen = script.offpolicy_batch, []
+
+    def recorded(agent, batch, rewards, successors, terminated, columns, learners, args):
+        off = relabel(agent, batch, rewards, successors, terminated, columns, learners, args)
+        seen.extend((e, i, off, k) for k, (e, i) in enumerate(zip(columns.tolist(), learners.tolist())))
+        return off
+
+    monkeypatch.setattr(script, "offpolicy_batch", recorded)
+    run = play(train, script, "--lstm")
+    args, T = run.args, run.args.num_steps
+    acted = [run.minibatches[0], run.minibatches[args.update_epochs * args.num_minibatches]]  # in either iteration
+    mean, std = acted[0].buffers["value_rms.mean"], (acted[0].buffers["value_rms.var"] + 1e-5).sqrt()
+
+    def steps(iteration, e):
+        for t in range(iteration * T, iteration * T + T):
+            before = run.steps[t - 1]
+            yield run.steps[t].obs[e], t == 0 or bool(before.terminated[e] | before.truncated[e])
+
+    assert len(seen) % 2 == 0
+    for e, i, off, k in seen[len(seen) // 2 :]:  # the second iteration
+        assert i != owner(e, args)
+        memory = empty_memory(args)
+        for obs, begins in steps(0, e):
+            latent = acted[0].params["latents"][owner(e, args)]
+            _, _, memory = plain_step(acted[0].params, acted[0].buffers, obs, latent, memory, begins)
+        assert torch.allclose(off["lstm_state"][0, k], torch.cat(memory))
+        for t, (obs, begins) in enumerate(steps(1, e)):
+            latent = acted[1].params["latents"][i]
+            _, value, memory = plain_step(acted[1].params, acted[1].buffers, obs, latent, memory, begins)
+            assert torch.allclose(off["values"][t, k], value * std + mean)

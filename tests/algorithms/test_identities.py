@@ -1,0 +1,259 @@
+"""What must hold between the scripts, and within any run of one, whatever the task."""
+
+import pytest
+import torch
+
+import cpo
+import epo
+import ppo
+import sapg
+from tests.conftest import TINY, TINY_POPULATION
+
+every_script = pytest.mark.parametrize(
+    "script, flags",
+    [(ppo, TINY), (sapg, TINY_POPULATION), (cpo, TINY_POPULATION), (epo, TINY_POPULATION)],
+    ids=["ppo", "sapg", "cpo", "epo"],
+)
+every_population = pytest.mark.parametrize("script", [sapg, cpo, epo], ids=lambda script: script.__name__)
+every_network = pytest.mark.parametrize("network", ["", "--lstm"], ids=["mlp", "lstm"])
+MOAT = (
+    "--no-cuda --env-id Moat --num-envs 24 --num-steps 8 --total-timesteps 576 --hidden-sizes 16 16 --lstm-size 8"
+    " --num-minibatches 2"  # 3 iterations
+)
+
+
+def same(a, b):
+    """Whether two runs did the same, bit by bit: all parameters and statistics at every minibatch and at the end."""
+    pairs = [(a.agent.state_dict(), b.agent.state_dict())]
+    for x, y in zip(a.minibatches, b.minibatches):
+        pairs += [(x.params, y.params), (x.grads, y.grads), (x.buffers, y.buffers)]
+    return len(a.minibatches) == len(b.minibatches) and all(
+        x.keys() == y.keys() and all(torch.equal(x[key], y[key]) for key in x) for x, y in pairs
+    )
+
+
+def acting_column(run, minibatch, iteration, num_steps):
+    """Which environment each column of a minibatch comes from: nobody acts twice alike."""
+    actions = torch.stack([step.action for step in run.steps[iteration * num_steps :][:num_steps]])
+    matches = (minibatch.action[:, :, None] == actions[:, None]).all(-1).all(0)  # (M, N)
+    assert (matches.sum(1) == 1).all()
+    return matches.float().argmax(1)
+
+
+@pytest.mark.parametrize("task", [MOAT, TINY], ids=["moat", "drift"])
+@every_network
+def test_one_agent_without_latent_is_ppo(train, task, network):
+    one = train(ppo, f"{task} {network}")
+    other = train(sapg, f"{task} {network} --num-agents 1 --latent-dim 0")
+    # equal but for rounding: sapg sums the gradient of the log-std over each agent's columns first
+    for x, y in zip(one.minibatches, other.minibatches):
+        assert torch.equal(x.action, y.action) or torch.allclose(x.action, y.action, atol=1e-5)
+        assert all(torch.allclose(x.params[key], y.params[key], atol=1e-5) for key in x.params)
+    assert len(one.minibatches) == len(other.minibatches) > 0
+    end, other_end = one.agent.state_dict(), other.agent.state_dict()
+    assert all(torch.allclose(end[key], other_end[key], rtol=1e-5, atol=1e-5) for key in end)
+
+
+@pytest.mark.parametrize("task", [f"{MOAT} --num-agents 4", TINY_POPULATION], ids=["moat", "drift"])
+@pytest.mark.parametrize("flags", ["--off-policy-ratio 0", "--off-policy-ratio 1 --bounds-coef 0.1"])
+@every_network
+def test_epo_without_generations_is_sapg(train, task, flags, network):
+    flags = f"{task} {flags} {network}"
+    assert same(train(sapg, flags), train(epo, f"{flags} --ga-threshold 1e9"))
+
+
+@pytest.mark.parametrize("task", [f"{MOAT} --num-agents 4", TINY_POPULATION], ids=["moat", "drift"])
+@pytest.mark.parametrize("flags", ["--off-policy-ratio 0", "--off-policy-ratio 1 --bounds-coef 0.1"])
+@every_network
+def test_cpo_without_its_terms_is_sapg(train, task, flags, network):
+    flags = f"{task} {flags} {network} --aggregation one-follower"
+    assert same(train(sapg, flags), train(cpo, f"{flags} --awac-coef 0"))
+
+
+@pytest.mark.parametrize("term", ["--awac-coef 0.1", "--reverse-kl-coef 0.1", "--adversarial-coef 0.1"])
+def test_each_term_of_cpo_does_something(train, term):
+    plain = f"{TINY_POPULATION} --discriminator-sizes 8 --awac-coef 0"
+    assert not same(train(cpo, plain), train(cpo, f"{plain} {term}"))
+
+
+def test_the_pull_takes_no_further_gradient_steps_and_no_more_memory_with_more_agents(train, monkeypatch):
+    steps, widest, relabel = [], {}, cpo.offpolicy_batch
+    for num_agents in (4, 12):
+        sizes = []
+        recorded = lambda *args, **kwargs: sizes.append(len(args[5])) or relabel(*args, **kwargs)  # noqa: E731
+        monkeypatch.setattr(cpo, "offpolicy_batch", recorded)
+        flags = f"{TINY_POPULATION} --num-agents {num_agents}"
+        pulled = train(cpo, flags)
+        assert all(minibatch.pull for minibatch in pulled.minibatches)
+        steps.append((len(pulled.minibatches), len(train(sapg, flags).minibatches)))
+        widest[num_agents] = max(sizes)
+    assert steps == [(12, 12)] * 2 and widest[12] <= widest[4]
+
+
+@every_population
+def test_looking_at_the_population_changes_nothing(train, script):
+    looking = train(script, f"{TINY_POPULATION} --diagnostics-interval 1")
+    assert same(looking, train(script, f"{TINY_POPULATION} --diagnostics-interval 0"))
+
+
+def test_epo_with_generations_is_not_sapg(train):
+    run = train(epo, f"{TINY_POPULATION} --ga-threshold 0")
+    assert run.generations and not same(train(sapg, TINY_POPULATION), run)
+
+
+@every_script
+def test_same_seed_same_run_other_seed_other_run(train, script, flags):
+    first, again, other = [train(script, f"{flags} --seed {seed}") for seed in (3, 3, 4)]
+    assert same(first, again)
+    for x, y in zip(first.minibatches, other.minibatches):
+        assert not torch.equal(x.params["actor.weight"], y.params["actor.weight"])
+    assert not torch.equal(first.steps[0].obs, other.steps[0].obs)
+
+
+@every_script
+@every_network
+def test_first_ratio_of_on_policy_rows_is_one(train, script, flags, network):
+    run = train(script, f"{flags} {network}")
+    assert any(step.terminated.any() for step in run.steps[:8]) and any(step.truncated.any() for step in run.steps[:8])
+    for iteration in range(3):
+        minibatch = run.minibatches[4 * iteration]  # 2 epochs of 2 minibatches
+        column = acting_column(run, minibatch, iteration, 9)
+        on_policy = minibatch.agent_ids[0] == column // 6 if script is not ppo else column >= 0
+        old = torch.stack([step.logprob for step in run.steps[9 * iteration :][:9]])[:, column]
+        ratio = (minibatch.logprob - old).exp()
+        assert torch.allclose(ratio[:, on_policy], torch.ones(()), atol=1e-5)
+        if script is not ppo:  # and this is no accident
+            assert (ratio[:, ~on_policy] - 1).abs().max() > 0.01
+
+
+@every_population
+@pytest.mark.parametrize("aggregation", ["leader-follower", "one-follower", "symmetric"])
+def test_every_row_is_labelled_with_who_learns_from_it(train, script, aggregation):
+    run = train(script, f"{TINY_POPULATION} --aggregation {aggregation}")
+    for iteration in range(3):
+        own = [(c, c // 6) for c in range(24)]
+        others = list(zip(*[x.tolist() for x in run.sampled[iteration]]))
+        assert len(others) == (24 if aggregation == "symmetric" else 6)
+        assert all(c // 6 != learner for c, learner in others)
+        assert len({c // 6 for c, _ in others}) > 1 or aggregation == "one-follower"
+        for epoch in range(2):
+            seen = []
+            for minibatch in run.minibatches[4 * iteration + 2 * epoch :][:2]:
+                column = acting_column(run, minibatch, iteration, 9)
+                seen += zip(column.tolist(), minibatch.agent_ids[0].tolist())
+                obs = torch.stack([step.obs for step in run.steps[9 * iteration :][:9]])
+                assert torch.equal(minibatch.obs, obs[:, column])
+            assert sorted(seen) == sorted(own + others)  # each row once per epoch
+            assert seen != sorted(seen)  # shuffled
+
+
+@every_population
+@every_network
+def test_relabelling_for_the_one_who_acted_changes_nothing(train, monkeypatch, script, network):
+    relabel, checked = script.offpolicy_batch, []
+
+    def relabel_for_themselves_too(agent, batch, rewards, successors, terminated, columns, learners, args):
+        data, actors = (rewards, successors, terminated, columns), batch["agent_ids"][0, columns]
+        same = relabel(agent, batch, *data, actors, args)
+        checked.extend(
+            torch.allclose(same[key], batch[key][:, columns], atol=1e-4)
+            for key in ("values", "returns", "advantages", "mu")
+        )
+        return relabel(agent, batch, *data, learners, args)
+
+    monkeypatch.setattr(script, "offpolicy_batch", relabel_for_themselves_too)
+    train(script, f"{TINY_POPULATION} {network} --critic-n-step 1 --gae-lambda 0")  # 1-step, as off-policy
+    assert len(checked) >= 12 and all(checked)
+
+
+@every_script
+def test_normalisers_stand_still_while_the_network_learns(train, script, flags):
+    run = train(script, flags)
+    for first in (0, 4, 8):
+        for minibatch in run.minibatches[first + 1 : first + 4]:
+            for key, value in run.minibatches[first].buffers.items():
+                assert torch.equal(minibatch.buffers[key], value)
+    for a, b in ((0, 4), (4, 8)):
+        for key, value in run.minibatches[a].buffers.items():
+            assert not torch.equal(run.minibatches[b].buffers[key], value)
+
+
+@every_script
+def test_normalisers_have_seen_every_observation_once(train, script, flags):
+    run = train(script, flags)
+    obs = torch.cat([step.obs for step in run.steps] + [torch.ones(1, 3), -torch.ones(1, 3)]).double()
+    # the start counts as one sample of mean 0 and variance 1, which the two added rows are in halves
+    weight = torch.ones(len(obs), 1, dtype=torch.float64)
+    weight[-2:] = 0.5
+    mean = (weight * obs).sum(0) / weight.sum()
+    assert run.agent.obs_rms.count == 3 * 9 * 24 + 1
+    assert torch.allclose(run.agent.obs_rms.mean, mean, atol=1e-5)
+    assert torch.allclose(run.agent.obs_rms.var, (weight * (obs - mean) ** 2).sum(0) / weight.sum(), atol=1e-5)
+    assert run.agent.value_rms.count == 2 * 3 * 9 * 24 + 1  # old values and targets
+
+
+@every_script
+@every_network
+def test_a_window_at_once_equals_step_by_step(script, flags, network):
+    torch.manual_seed(0)
+    args = script.parse_args(f"{flags} {network}".split())
+    agent = script.Agent(3, 2, args)
+    agent.obs_rms.update(torch.randn(20, 3) + 1.0)
+    obs, actions, dones = torch.randn(10, 8, 3), torch.randn(10, 8, 2), torch.rand(10, 8) < 0.3
+    ids = () if script is ppo else (torch.arange(8)[None] % args.num_agents,)
+    state = first_state = torch.randn(1, 8, agent.state_size)
+    _, logprob, policy, value, states = agent.get_action_and_value(obs, *ids, dones, first_state, actions)
+    assert torch.equal(agent.get_value(obs, *ids, dones, first_state), value)
+    for t in range(10):
+        now = (obs[t : t + 1], *ids, dones[t : t + 1], state)
+        _, logprob_t, policy_t, value_t, state = agent.get_action_and_value(*now, actions[t : t + 1])
+        assert torch.allclose(logprob_t[0], logprob[t], atol=1e-5)
+        assert torch.allclose(policy_t.mean[0], policy.mean[t], atol=1e-5)
+        assert torch.allclose(value_t[0], value[t], atol=1e-5)
+        assert torch.allclose(state[0], states[t], atol=1e-5)
+
+
+@every_script
+def test_actions_are_drawn_as_normal_draws_them(script, flags):
+    torch.manual_seed(0)
+    args = script.parse_args(flags.split())
+    agent = script.Agent(3, 2, args)
+    torch.nn.init.normal_(agent.actor_logstd)
+    obs, dones, state = torch.randn(5, 8, 3), torch.zeros(5, 8, dtype=torch.bool), torch.zeros(1, 8, 0)
+    ids = () if script is ppo else (torch.arange(8)[None] % args.num_agents,)
+    torch.manual_seed(1)
+    action, logprob, policy, _, _ = agent.get_action_and_value(obs, *ids, dones, state)
+    torch.manual_seed(1)
+    assert torch.equal(action, policy.sample()) and torch.allclose(logprob, policy.log_prob(action).sum(-1))
+
+
+@every_script
+def test_memory_does_not_cross_an_episodes_beginning(script, flags):
+    torch.manual_seed(0)
+    args = script.parse_args(f"{flags} --lstm".split())
+    agent = script.Agent(3, 2, args)
+    obs, other = torch.randn(2, 6, 1, 3).unbind()
+    dones = torch.tensor([False, False, False, True, False, False])[:, None]
+    ids = () if script is ppo else (torch.zeros(1, 1, dtype=torch.long),)
+    states = torch.randn(2, 1, 1, agent.state_size)
+    past = agent.get_value(obs, *ids, dones, states[0])
+    other_past = agent.get_value(torch.cat([other[:3], obs[3:]]), *ids, dones, states[1])
+    assert torch.equal(past[3:], other_past[3:]) and not torch.equal(past[2], other_past[2])
+    no_end = torch.zeros_like(dones)
+    assert not torch.equal(agent.get_value(obs, *ids, no_end, states[0])[3:], past[3:])
+
+
+def test_latents_train_on_after_generations_in_a_run(train):
+    run = train(epo, f"{TINY_POPULATION} --ga-threshold 0 --total-timesteps 1728 --num-elites 2")  # 8 iterations
+    assert len(run.generations) > 1
+    held = run.optimizer.param_groups[0]["params"]
+    assert sum(parameter is run.agent.latents for parameter in held) == 1
+    assert run.optimizer.state[run.agent.latents]["step"] == len(run.minibatches)  # it never lost its state
+    for generation in run.generations:
+        assert generation.parameter is run.agent.latents
+        first = 4 * generation.iteration  # minibatch
+        assert torch.equal(run.minibatches[first].params["latents"], generation.latents)  # acted with the new genomes
+        for child, i, j in generation.lineage:
+            for k in (child, i, j, 0):
+                # three minibatches later: the first may hold none of the child's columns, and it has no momentum
+                assert (run.minibatches[first + 3].params["latents"][k] != generation.latents[k]).any()

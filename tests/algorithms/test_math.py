@@ -1,0 +1,273 @@
+"""What the papers leave to their code: advantages, normalisation, learning rate, who learns what, fitness, tables."""
+
+import math
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+import cpo
+import epo
+import ppo
+import sapg
+from tests.conftest import DRIFT, TINY, TINY_POPULATION
+
+every_script = pytest.mark.parametrize("script", [ppo, sapg, cpo, epo], ids=lambda script: script.__name__)
+every_population = pytest.mark.parametrize("script", [sapg, cpo, epo], ids=lambda script: script.__name__)
+
+
+def column(*numbers):
+    """One environment's numbers over time: (T, 1)."""
+    return torch.tensor(numbers)[:, None]
+
+
+# ---------------------------------------------------------------- advantages and critic targets
+
+
+@every_script
+def test_gae_by_hand(script):
+    # gamma = lambda = 1/2. Step 1 is truncated (V(final_obs) = 10), step 2 terminates, step 3 meets the window's end.
+    rewards, values = column(1.0, 2.0, 3.0, 4.0), column(2.0, 4.0, 6.0, 8.0)
+    next_values, dones = column(4.0, 10.0, 0.0, 6.0), column(False, True, True, False)
+    advantages = script.compute_gae(rewards, values, next_values, dones, 0.5, 0.5)
+    # deltas 1 + 2 - 2 = 1, 2 + 5 - 4 = 3, 3 + 0 - 6 = -3, 4 + 3 - 8 = -1; only step 0 sees the step after it
+    assert advantages.flatten().tolist() == [1.0 + 0.25 * 3.0, 3.0, -3.0, -1.0]
+
+
+# ---------------------------------------------------------------- normalisation and learning rate
+
+
+@every_script
+@pytest.mark.parametrize("shape", [(), (3,)])
+def test_running_statistics_are_those_of_all_batches(script, shape):
+    rng = np.random.default_rng(0)
+    batches = [scale * rng.normal(size=(4, 5, *shape)) + 7.0 for scale in (1.0, 3.0, 0.1)]
+    rms = script.RunningMeanStd(*shape)
+    for batch in batches:
+        rms.update(torch.tensor(batch, dtype=torch.float32))
+    x = np.concatenate(batches).reshape(60, *shape)
+    # the start counts as one sample of mean 0 and variance 1
+    mean = x.sum(0) / 61
+    var = (1.0 + (x**2).sum(0)) / 61 - mean**2
+    assert rms.count == 61 and rms.mean.shape == shape
+    assert np.allclose(rms.mean, mean, atol=1e-5) and np.allclose(rms.var, var, rtol=1e-5)
+    y = torch.tensor(x, dtype=torch.float32)
+    assert np.allclose(rms.normalize(y).numpy(), (x - mean) / np.sqrt(var + 1e-5), atol=1e-5)
+    assert torch.allclose(rms.denormalize(rms.normalize(y)), y, atol=1e-5)
+
+
+@every_script
+@pytest.mark.parametrize("lr, kl, threshold, expected", [
+    (3e-4, 0.0321, 0.016, 2e-4),  # above twice the threshold
+    (3e-4, 0.0319, 0.016, 3e-4),
+    (3e-4, 0.0081, 0.016, 3e-4),
+    (3e-4, 0.0079, 0.016, 4.5e-4),  # below half of it
+    (1.2e-6, 1.0, 0.016, 1e-6),  # the lower bound
+    (9e-3, 0.0, 0.016, 1e-2),  # the upper bound
+    (3e-4, 1.0, 0.0, 3e-4),  # 0: constant
+    (3e-4, 0.0, 0.0, 3e-4),
+])  # fmt: skip
+def test_adaptive_learning_rate(script, lr, kl, threshold, expected):
+    assert script.adapt_learning_rate(lr, kl, threshold) == pytest.approx(expected)
+
+
+# ---------------------------------------------------------------- off-policy data
+
+
+@every_population
+@pytest.mark.parametrize("ratio, count", [(0.0, 0), (0.5, 2), (1.0, 4), (2.25, 9), (5.0, 20)])
+def test_leader_learns_from_ratio_times_n_columns_of_followers(script, ratio, count):
+    agent_ids = torch.arange(6).repeat_interleave(4)
+    columns, learners = script.sample_offpolicy_columns(agent_ids, 6, ratio, "leader-follower")
+    assert len(columns) == len(set(columns.tolist())) == count  # without replacement
+    assert learners.tolist() == [0] * count
+    assert all(4 <= c < 24 for c in columns.tolist())  # never the leader's own
+
+
+@every_population
+def test_symmetric_aggregation_samples_for_everybody(script):
+    agent_ids = torch.arange(3).repeat_interleave(4)
+    columns, learners = script.sample_offpolicy_columns(agent_ids, 3, 1.0, "symmetric")
+    assert learners.tolist() == [0] * 4 + [1] * 4 + [2] * 4
+    assert (agent_ids[columns] != learners).all()
+    assert all(len(set(columns[learners == learner].tolist())) == 4 for learner in range(3))
+
+
+@every_population
+def test_sampling_is_uniform_over_all_followers_columns(script):
+    torch.manual_seed(0)
+    agent_ids = torch.arange(5).repeat_interleave(2)
+    counts = torch.zeros(10)
+    for _ in range(2000):
+        counts[script.sample_offpolicy_columns(agent_ids, 5, 1.0, "leader-follower")[0]] += 1
+    assert counts[:2].tolist() == [0, 0]
+    assert (counts[2:] / 2000 - 2 / 8).abs().max() < 0.05  # 5 standard deviations
+
+
+def relabelled(script, lstm, **flags):
+    """Random data of 3 agents in 6 columns, and columns 5, 2, 3 relabelled for learners 0, 0, 1."""
+    torch.manual_seed(0)
+    args = SimpleNamespace(num_agents=3, latent_dim=4, lstm=lstm, lstm_size=8, hidden_sizes=(16, 16), gamma=0.9)
+    args.off_policy_mu = flags.get("off_policy_mu", True)
+    agent = script.Agent(3, 2, args)
+    agent.obs_rms.update(2.0 * torch.randn(20, 3) + 1.0)
+    agent.value_rms.update(5.0 * torch.randn(50) + 3.0)
+    agent.actor_logstd.data.normal_(0.0, 0.2)
+    T, N = 5, 6
+    batch = {key: torch.randn(T, N) for key in ("logprobs", "values", "advantages", "returns")}
+    batch.update(obs=torch.randn(T, N, 3), actions=torch.randn(T, N, 2), means=torch.randn(T, N, 2))
+    batch.update(agent_ids=torch.arange(3).repeat_interleave(2)[None], lstm_state=torch.randn(1, N, agent.state_size))
+    batch["logprobs"] += flags.get("shift", 0.0)
+    batch.update(mu=torch.ones(T, N), is_offpolicy=torch.zeros(T, N), dones=torch.rand(T, N) < 0.3)
+    data = SimpleNamespace(rewards=torch.randn(T, N), successors=torch.randn(T, N, 3), terminated=torch.zeros(T, N) > 0)
+    data.terminated[1, 5] = data.terminated[4, 2] = True
+    columns, learners = torch.tensor([5, 2, 3]), torch.tensor([0, 0, 1])
+    off = script.offpolicy_batch(
+        agent, batch, data.rewards, data.successors, data.terminated, columns, learners, args
+    )
+    return agent, batch, data, columns, learners, off
+
+
+@every_population
+def test_relabelling_keeps_what_the_follower_did(script):
+    _, batch, _, columns, learners, off = relabelled(script, lstm=True)
+    for key in ("obs", "actions", "logprobs", "dones", "lstm_state"):
+        assert torch.equal(off[key], batch[key][:, columns])
+    assert torch.equal(off["agent_ids"], learners[None])
+    assert off.keys() == batch.keys() and (off["is_offpolicy"] == 1).all()
+    assert batch["agent_ids"].tolist() == [[0, 0, 1, 1, 2, 2]] and (batch["is_offpolicy"] == 0).all()  # untouched
+
+
+@every_population
+def test_without_mu_the_window_is_centred_on_one(script):
+    assert (relabelled(script, lstm=False, off_policy_mu=False)[-1]["mu"] == 1).all()
+
+
+@every_population
+def test_mu_stays_finite_for_actions_that_the_follower_would_hardly_take(script):
+    mu = relabelled(script, lstm=False, shift=-1000.0)[-1]["mu"]
+    assert (mu > 1e6).all() and (mu * (1 + mu)).isfinite().all()
+
+
+# ---------------------------------------------------------------- the optimiser's step
+
+
+@pytest.mark.parametrize("script, flags", [(ppo, TINY), (sapg, TINY_POPULATION)], ids=["ppo", "sapg"])
+def test_every_step_is_adams_on_the_clipped_gradient(train, script, flags):
+    run = train(script, f"{flags} --max-grad-norm 0.3")
+    first, second = 0.0, 0.0
+    norms = []
+    for i, (before, after) in enumerate(zip(run.minibatches, run.minibatches[1:]), start=1):
+        names = list(before.params)
+        params, grads, expected = [
+            torch.cat([tensors[name].flatten().double() for name in names])
+            for tensors in (before.params, before.grads, after.params)
+        ]
+        norms.append(grads.norm().item())
+        grads = grads * min(1.0, 0.3 / norms[-1])
+        first, second = 0.9 * first + 0.1 * grads, 0.999 * second + 0.001 * grads**2
+        step = (first / (1 - 0.9**i)) / ((second / (1 - 0.999**i)).sqrt() + 1e-8)
+        assert torch.allclose(params - before.lr * step, expected, atol=1e-5)
+    assert max(norms) > 0.3
+
+
+@every_population
+def test_off_policy_coef_zero_is_finite_for_any_minibatch(train, script):
+    flags = f"--no-cuda --env-id {DRIFT} --num-envs 8 --num-agents 4 --num-steps 4 --total-timesteps 64"
+    flags += " --num-minibatches 8 --aggregation leader-follower --off-policy-ratio 3 --off-policy-coef 0"
+    run = train(script, flags)
+    assert all(p.isfinite().all() for p in run.agent.parameters())
+
+
+# ---------------------------------------------------------------- EPO: fitness
+
+
+def fitness_of(*numbers):
+    return torch.tensor([float(number) for number in numbers])
+
+
+def mask(*indices, size=6):
+    return torch.tensor([i in indices for i in range(size)])
+
+
+NOT_KNOWN = None
+
+
+def per_agent(fitness):
+    return [NOT_KNOWN if math.isnan(x) else x for x in fitness.per_agent().tolist()]
+
+
+def test_fitness_is_the_mean_of_each_environments_latest_episode():
+    fitness = epo.Fitness(6, 3, "cpu")
+    assert per_agent(fitness) == [NOT_KNOWN, NOT_KNOWN, NOT_KNOWN]
+    fitness.record(mask(0, 1, 2), fitness_of(10, 20, 30, 99, 99, 99))
+    assert per_agent(fitness) == [15.0, NOT_KNOWN, NOT_KNOWN]  # agent 1 has one of two
+    fitness.record(mask(1, 3, 4, 5), fitness_of(99, 40, 99, 50, 7, 8))
+    assert per_agent(fitness) == [25.0, 40.0, 7.5]  # the latest of environment 1 wins
+
+
+def test_fitness_of_an_agent_moves_with_its_own_environments_alone():
+    fitness = epo.Fitness(6, 3, "cpu")
+    fitness.record(mask(0, 1, 2, 3, 4, 5), fitness_of(1, 2, 3, 4, 5, 6))
+    for agent in range(3):
+        before = fitness.per_agent()
+        fitness.record(mask(2 * agent, 2 * agent + 1), fitness_of(*[100 * (agent + 1)] * 6))
+        assert (fitness.per_agent() != before).tolist() == [k == agent for k in range(3)]
+
+
+def test_episodes_that_began_with_the_old_genome_do_not_count():
+    fitness = epo.Fitness(6, 3, "cpu")
+    everywhere = mask(0, 1, 2, 3, 4, 5)
+    fitness.record(everywhere, fitness_of(1, 1, 1, 1, 1, 1))
+    fitness.new_genome([1])
+    assert per_agent(fitness) == [1.0, NOT_KNOWN, 1.0]
+    fitness.record(everywhere, fitness_of(2, 2, 2, 2, 2, 2))  # for agent 1: the episodes that were running
+    assert per_agent(fitness) == [2.0, NOT_KNOWN, 2.0]
+    fitness.record(everywhere, fitness_of(3, 3, 3, 4, 3, 3))
+    assert per_agent(fitness) == [3.0, 3.5, 3.0]
+
+
+@pytest.mark.parametrize("n", [10, 20, 30])
+def test_fitness_is_known_from_nine_tenths_of_the_environments(n):
+    fitness = epo.Fitness(2 * n, 2, "cpu")
+    for count, known in ((9 * n // 10 - 1, NOT_KNOWN), (9 * n // 10, 1.0)):
+        fitness.record(mask(*range(count), size=2 * n), torch.ones(2 * n))
+        assert per_agent(fitness) == [known, NOT_KNOWN]
+
+
+# ---------------------------------------------------------------- the papers' tables
+
+
+@every_script
+def test_allegro_kuka_has_the_papers_hyperparameters(script):
+    args = script.Args(**script.task_defaults("AllegroKukaRegrasping"))
+    assert (args.gamma, args.gae_lambda, args.learning_rate, args.kl_threshold) == (0.99, 0.95, 1e-4, 0.016)
+    assert (args.max_grad_norm, args.ent_coef, args.clip_coef, args.vf_coef) == (1.0, 0.0, 0.1, 4.0)
+    assert (args.num_steps, args.update_epochs, args.critic_n_step) == (16, 2, 3)
+    assert args.num_minibatches == args.num_steps // 4  # minibatches of 4 num_envs rows
+    assert args.lstm and args.lstm_size == 768 and tuple(args.hidden_sizes) == (768, 512, 256)
+    assert args.bounds_coef == (1e-5 if script is epo else 1e-4)  # EPO B.2; SAPG Table 2
+    assert script.TASK_HYPERPARAMETERS["AllegroKukaRegrasping"]["num_envs"] == 24_576
+
+
+@every_population
+def test_populations_have_the_papers_hyperparameters(script):
+    args = script.Args(**script.task_defaults("AllegroKukaRegrasping"))
+    assert args.num_agents == (64 if script is epo else 6)
+    assert (args.latent_dim, args.max_ent_coef) == (32, 0.0)
+    assert (args.off_policy_ratio, args.off_policy_coef) == (1.0, 1.0)
+    assert not args.off_policy_mu  # unlike the papers: measured, see README
+    assert args.aggregation == ("one-follower" if script is cpo else "leader-follower")
+
+
+def test_epo_has_the_papers_hyperparameters():
+    args = epo.Args(**epo.task_defaults("AllegroKukaRegrasping"))
+    assert (args.ga_threshold, args.crossover) == (0.3, "average")
+    assert [epo.parse_args(f"{TINY} --num-agents {A}".split()).num_elites for A in (4, 6, 24)] == [2, 4, 22]  # K - 2
+
+
+@every_script
+def test_the_command_line_wins_over_the_tables(script):
+    args = script.parse_args("--env-id Moat --num-envs 192 --vf-coef 1".split())
+    assert (args.vf_coef, args.hidden_sizes, args.update_epochs) == (1.0, (64, 64), 2)

@@ -1,0 +1,341 @@
+"""The engines: a step is a function of the state, what tasks read is fresh, worlds do not disturb each other."""
+
+import importlib.util
+import math
+import os
+
+import mujoco
+import numpy as np
+import pytest
+import torch
+
+import envs.engines
+
+BODIES = ["box", "lower", "upper"]
+GEOM, JOINT = mujoco.mjtGeom, mujoco.mjtJoint
+ENGINES = [name for name, package in envs.ENGINES.items() if importlib.util.find_spec(package)]
+mujoco_only = pytest.mark.parametrize("engine_name", ["mujoco"], indirect=True)
+
+
+@pytest.fixture(autouse=True, params=ENGINES)
+def engine_name(request, monkeypatch):
+    """Every test runs on every engine."""
+    if request.config.getoption("engine") not in ("mujoco", request.param):
+        pytest.skip("--engine asks for another")
+    monkeypatch.setattr(f"{__name__}.make_engine", lambda *args: envs.engines.make_engine(request.param, *args))
+    return request.param
+
+
+def make_engine(*args):
+    raise AssertionError("the fixture replaces it")
+
+
+def make_spec(size=0.1):
+    """A free box above a plane, and a two-link arm with a motor on each joint. nq 9, nv 8, nu 2."""
+    spec = mujoco.MjSpec()
+    spec.option.timestep = 0.005
+    spec.worldbody.add_geom(type=GEOM.mjGEOM_PLANE, size=[5, 5, 0.1])
+    box = spec.worldbody.add_body(name="box", pos=[0, 0, 0.5])
+    box.add_freejoint()
+    box.add_geom(type=GEOM.mjGEOM_BOX, size=[size] * 3, pos=[0.02, 0, 0])  # centre of mass beside the frame's origin
+    lower = spec.worldbody.add_body(name="lower", pos=[0, 2, 1])
+    upper = lower.add_body(name="upper", pos=[0.3, 0, 0])
+    for body, axis in ((lower, [0, 0, 1]), (upper, [0, 1, 0])):
+        body.add_joint(name=body.name, type=JOINT.mjJNT_HINGE, axis=axis, damping=0.1)
+        body.add_geom(type=GEOM.mjGEOM_CAPSULE, fromto=[0, 0, 0, 0.3, 0, 0], size=[0.03, 0, 0])
+        motor = spec.add_actuator(name=body.name, target=body.name, trntype=mujoco.mjtTrn.mjTRN_JOINT)
+        motor.gear[0] = 5.0
+    return spec
+
+
+def make(num_envs=6, substeps=3, sizes=(0.1,), bodies=BODIES):
+    return make_engine([make_spec(size) for size in sizes], num_envs, substeps, bodies, "cpu")
+
+
+def controls(engine, steps, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.rand(steps, engine.num_envs, engine.nu, generator=generator) * 2 - 1
+
+
+def run(engine, ctrl):
+    for c in ctrl:
+        engine.step(c)
+    return engine.state_dict()["state"]
+
+
+def settle(engine):
+    """Drop the boxes, each with a spin of its own, and wait until they touch the plane."""
+    qvel = torch.zeros(engine.num_envs, engine.nv)
+    qvel[:, 3:6] = torch.randn(engine.num_envs, 3, generator=torch.Generator().manual_seed(1))
+    engine.set_state(torch.ones(engine.num_envs, dtype=torch.bool), engine.qpos.clone(), qvel)
+    run(engine, controls(engine, 25))
+    assert (engine.body_pos[:, 0, 2] < 0.25).all()
+
+
+def reference(engine, world):
+    """MuJoCo's own MjData at the world's present state."""
+    model = engine.models[world % len(engine.models)]
+    data = mujoco.MjData(model)
+    state = engine.state_dict()["state"][world].numpy()
+    mujoco.mj_setState(model, data, state, mujoco.mjtState.mjSTATE_FULLPHYSICS)
+    mujoco.mj_forward(model, data)
+    return model, data
+
+
+def assert_fresh(engine):
+    for world in range(engine.num_envs):
+        model, data = reference(engine, world)
+        np.testing.assert_allclose(engine.qpos[world], data.qpos, atol=1e-6)
+        np.testing.assert_allclose(engine.qvel[world], data.qvel, atol=1e-5)
+        for i, name in enumerate(BODIES):
+            body = model.body(name).id
+            np.testing.assert_allclose(engine.body_pos[world, i], data.xpos[body], atol=1e-6)
+            np.testing.assert_allclose(engine.body_quat[world, i], data.xquat[body], atol=1e-6)
+            velocity = np.zeros(6)  # angular, then linear
+            mujoco.mj_objectVelocity(model, data, mujoco.mjtObj.mjOBJ_XBODY, body, velocity, 0)
+            np.testing.assert_allclose(engine.body_angvel[world, i], velocity[:3], atol=1e-5)
+            np.testing.assert_allclose(engine.body_linvel[world, i], velocity[3:], atol=1e-5)
+
+
+def test_attributes_and_shapes(engine_name):
+    engine = make()
+    assert (engine.name, engine.nq, engine.nv, engine.nu, engine.num_envs) == (engine_name, 9, 8, 2, 6)
+    assert engine.timestep == 0.005
+    assert engine.qpos.shape == (6, 9) and engine.qvel.shape == (6, 8)
+    assert engine.body_pos.shape == engine.body_linvel.shape == engine.body_angvel.shape == (6, 3, 3)
+    assert engine.body_quat.shape == (6, 3, 4) and engine.body_quat.dtype == torch.float32
+
+
+@mujoco_only
+def test_same_state_and_controls_give_the_same_bits_with_any_number_of_threads(monkeypatch):
+    ctrl = controls(make(40), 60)
+
+    def trajectory(threads, num_envs):
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(threads), raising=False)
+        engine = make(num_envs, sizes=(0.1, 0.15))
+        assert engine.num_threads == threads
+        return run(engine, ctrl[:, :num_envs])
+
+    three = trajectory(3, 40)
+    assert torch.equal(three, trajectory(1, 40))
+    assert torch.equal(three[:6], trajectory(2, 6))  # other chunks, other neighbours
+
+
+def test_what_tasks_read_is_of_the_present_state():
+    engine = make(sizes=(0.1, 0.15))
+    assert_fresh(engine)
+    for c in controls(engine, 20):
+        engine.step(c)
+        assert_fresh(engine)
+    qpos, qvel = engine.qpos.clone() + 0.1, engine.qvel.clone() + 0.2
+    qpos[:, 3:7] = torch.tensor([0.5, 0.5, -0.5, 0.5])
+    engine.set_state(torch.arange(6) % 2 == 0, qpos, qvel)
+    assert_fresh(engine)
+
+
+def test_velocity_is_that_of_the_origin_of_the_body_frame():
+    engine = make(1)
+    qpos, qvel = engine.qpos.clone(), torch.zeros(1, 8)
+    qvel[0, 6] = 2.0  # the arm's first joint turns about z; the second body hangs 0.3 m along x
+    engine.set_state(torch.tensor([True]), qpos, qvel)
+    torch.testing.assert_close(engine.body_linvel[0, 2], torch.tensor([0.0, 0.6, 0.0]))
+    torch.testing.assert_close(engine.body_angvel[0, 2], torch.tensor([0.0, 0.0, 2.0]))
+
+
+def test_set_state_leaves_the_other_worlds_alone_while_they_touch():
+    engine, other = make(), make()
+    settle(engine)
+    settle(other)
+    mask = torch.tensor([True, False, False, True, False, False])
+    before, position = engine.state_dict()["state"], engine.body_pos.clone()
+    engine.set_state(mask, torch.full((6, 9), 0.3), torch.zeros(6, 8))
+    after = engine.state_dict()["state"]
+    assert torch.equal(after[~mask], before[~mask]) and torch.equal(engine.body_pos[~mask], position[~mask])
+    assert (after[mask, 0] == 0.0).all() and torch.equal(engine.qpos[mask], torch.full((2, 9), 0.3))
+    ctrl = controls(engine, 20, seed=2)
+    assert torch.equal(run(engine, ctrl)[~mask], run(other, ctrl)[~mask])  # and their future is the same too
+    engine.set_state(torch.zeros(6, dtype=torch.bool), engine.qpos, engine.qvel)  # no world at all
+
+
+def test_each_world_has_its_own_model():
+    engine = make(4, sizes=(0.1, 0.2))
+    run(engine, torch.zeros(120, 4, 2))
+    height = engine.body_pos[:, 0, 2]
+    torch.testing.assert_close(height, torch.tensor([0.1, 0.2, 0.1, 0.2]), atol=2e-3, rtol=0.0)
+
+
+def test_models_of_different_structure_are_refused():
+    spec = make_spec()
+    more = spec.worldbody.add_body(name="more", mass=1.0, inertia=[1.0] * 3, explicitinertial=True)
+    more.add_joint(type=JOINT.mjJNT_SLIDE)
+    with pytest.raises(ValueError, match="alike"):
+        make_engine([make_spec(), spec], 2, 1, [], "cpu")
+
+
+def test_external_force_accelerates_by_force_over_mass_and_ends_with_the_step():
+    engine = make(2, substeps=4)
+    mass = float(engine.models[0].body("box").mass[0])
+    xfrc = torch.zeros(2, 3, 6)
+    xfrc[1, 0, 0] = 3.0 * mass
+    engine.step(torch.zeros(2, 2), xfrc)
+    time = 4 * engine.timestep
+    torch.testing.assert_close(engine.qvel[0, :3], torch.tensor([0.0, 0.0, -9.81 * time]), atol=1e-5, rtol=0.0)
+    torch.testing.assert_close(engine.qvel[1, :3], torch.tensor([3.0 * time, 0.0, -9.81 * time]), atol=1e-5, rtol=0.0)
+    engine.step(torch.zeros(2, 2))
+    assert abs(engine.qvel[1, 0] - 3.0 * time) < 1e-5
+
+
+def test_the_models_own_sensors_are_read_and_forgotten_at_a_reset():
+    spec = make_spec()
+    sensor = dict(type=mujoco.mjtSensor.mjSENS_JOINTACTFRC, objtype=mujoco.mjtObj.mjOBJ_JOINT)
+    for name in ("upper", "lower"):
+        spec.add_sensor(objname=name, **sensor)
+    engine = make_engine([spec], 3, 2, BODIES, "cpu")
+    assert engine.sensors.shape == (3, 2) and not engine.sensors.any()
+    assert_fresh(engine)
+    ctrl = torch.tensor([[0.1, 0.2], [0.3, 0.4], [0.5, 0.6]])
+    engine.step(ctrl)
+    assert torch.allclose(engine.sensors, 5.0 * ctrl.flip(1))  # gear times control, in the order of the sensors
+    assert_fresh(engine)
+    state = engine.state_dict()
+    engine.set_state(torch.tensor([False, True, False]), engine.qpos.clone(), engine.qvel.clone())
+    assert torch.allclose(engine.sensors, torch.tensor([[1.0], [0.0], [1.0]]) * 5.0 * ctrl.flip(1))
+    engine.load_state_dict(state)
+    assert torch.allclose(engine.sensors, 5.0 * ctrl.flip(1))
+
+
+def make_mocap(num_envs=4, substeps=3):
+    """As make(), with a plate of 1.2 x 0.4 x 0.1 m that has no joint, at first far away."""
+    spec = make_spec()
+    plate = spec.worldbody.add_body(name="plate", mocap=True, pos=[0, 0, -3])
+    plate.add_geom(type=GEOM.mjGEOM_BOX, size=[0.6, 0.2, 0.05])
+    return make_engine([spec], num_envs, substeps, BODIES, "cpu")
+
+
+def test_mocap_bodies_stand_where_they_are_put_and_stop_what_touches_them():
+    engine = make_mocap()
+    turned = math.sqrt(0.5)  # 90 degrees about y: the plate stands upright, 1.2 m high
+    poses = torch.tensor([[0.3, 1, 0, 0, 0], [0.3, turned, 0, turned, 0], [0.2, 1, 0, 0, 0], [0.1, 1, 0, 0, 0]])
+    poses = torch.cat([torch.zeros(4, 2), poses], 1)[:, None]
+    engine.set_mocap(torch.tensor([True, True, False, False]), poses)
+    qpos = engine.qpos.clone()
+    qpos[:, :3] = torch.tensor([0.0, 0.0, 1.1])
+    engine.set_state(torch.ones(4, dtype=torch.bool), qpos, torch.zeros(4, 8))
+    for _ in range(100):
+        engine.step(torch.zeros(4, 2))
+    top = torch.tensor([0.35, 0.9, 0.0, 0.0])
+    torch.testing.assert_close(engine.body_pos[:, 0, 2], top + 0.1, atol=3e-3, rtol=0.0)
+
+
+def test_mocap_poses_belong_to_the_state():
+    engine, other = make_mocap(), make_mocap()
+    poses = torch.tensor([0.0, 0.0, 0.2, 1.0, 0.0, 0.0, 0.0]).repeat(4, 1, 1)
+    engine.set_mocap(torch.tensor([True, False, True, False]), poses)
+    run(engine, controls(engine, 20))  # boxes land
+    state = engine.state_dict()
+    assert torch.equal(state["mocap"][0], poses[0, 0].double())
+    assert state["mocap"][1].tolist() == [0.0, 0.0, -3.0, 1.0, 0.0, 0.0, 0.0]
+    other.load_state_dict(state)
+    ctrl = controls(engine, 30, seed=3)
+    assert torch.equal(run(engine, ctrl), run(other, ctrl))
+    assert (engine.body_pos[[0, 2], 0, 2] > 0.3).all() and (engine.body_pos[[1, 3], 0, 2] < 0.2).all()
+
+
+def test_mocap_bodies_stay_through_resets_and_broken_worlds(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # MuJoCo writes MUJOCO_LOG.TXT where it runs
+    engine = make_mocap()
+    engine.set_mocap(torch.ones(4, dtype=torch.bool), torch.rand(4, 1, 7))
+    before = engine.state_dict()["mocap"]
+    engine.set_state(torch.tensor([True, False, False, False]), torch.rand(4, 9), torch.zeros(4, 8))
+    xfrc = torch.zeros(4, 3, 6)
+    xfrc[1, 0, 0] = math.nan
+    engine.step(torch.zeros(4, 2), xfrc)
+    assert engine.broken.tolist() == [False, True, False, False]
+    assert torch.equal(engine.state_dict()["mocap"], before)
+
+
+def test_mocap_bodies_cannot_be_read():
+    spec = make_spec()
+    spec.worldbody.add_body(name="plate", mocap=True)
+    with pytest.raises(ValueError, match="mocap"):
+        make_engine([spec], 2, 1, ["box", "plate"], "cpu")
+
+
+def test_state_dict_continues_to_the_bit():
+    engine, other = make(), make()
+    settle(engine)
+    other.load_state_dict(engine.state_dict())
+    assert torch.equal(other.body_pos, engine.body_pos) and torch.equal(other.qvel, engine.qvel)
+    ctrl = controls(engine, 30, seed=3)
+    assert torch.equal(run(engine, ctrl), run(other, ctrl))
+
+
+@pytest.mark.parametrize("substeps", [1, 3])
+@pytest.mark.parametrize("kind", ["nan state", "nan force", "explosion"])
+def test_a_broken_world_starts_anew_and_the_others_do_not_notice(kind, substeps, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # MuJoCo writes MUJOCO_LOG.TXT where it runs
+    engine, intact = make(substeps=substeps, sizes=(0.1, 0.15)), make(substeps=substeps, sizes=(0.1, 0.15))
+    initial = engine.state_dict()["state"][3]
+    run(engine, controls(engine, 5))
+    run(intact, controls(engine, 5))
+    xfrc, fourth = torch.zeros(6, 3, 6), torch.arange(6) == 3
+    if kind == "nan state":
+        engine.set_state(fourth, torch.full_like(engine.qpos, math.nan), engine.qvel)
+    else:
+        xfrc[3, 0, 0] = math.nan if kind == "nan force" else 1e12  # after the latter the velocity is finite
+    ctrl = torch.zeros(6, 2)
+    engine.step(ctrl, xfrc)
+    intact.step(ctrl)
+    assert torch.equal(engine.broken, fourth) and not intact.broken.any()
+    assert torch.equal(engine.state_dict()["state"][3], initial)
+    assert_fresh(engine)
+    engine.step(ctrl)
+    intact.step(ctrl)
+    assert not engine.broken.any()
+    assert torch.equal(engine.state_dict()["state"][~fourth], intact.state_dict()["state"][~fourth])
+
+
+@mujoco_only
+def test_a_world_that_rollout_froze_is_broken():
+    engine = make()
+    frozen = run(engine, torch.zeros(2, 6, 2)).numpy()
+    frozen[:, 0] += engine.substeps * engine.timestep
+    assert not engine._find_broken(frozen).any()
+    frozen[2, 0] -= engine.timestep  # as after a warning in the last substep but one, e.g. memory for contacts is full
+    assert np.flatnonzero(engine._find_broken(frozen)).tolist() == [2]
+
+
+@mujoco_only
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_controls_that_are_not_finite_are_refused(value):
+    engine = make()
+    ctrl, before = torch.zeros(6, 2), engine.state_dict()["state"]
+    ctrl[4, 1] = value
+    with pytest.raises(ValueError, match="not finite"):
+        engine.step(ctrl)
+    assert torch.equal(before, engine.state_dict()["state"])
+
+
+def test_render_shows_mocap_bodies_where_they_are():
+    engine = make_mocap(2)
+    camera = mujoco.MjvCamera()
+    camera.lookat[:], camera.distance, camera.elevation = [0.0, 0.0, 0.5], 4.0, -20.0
+    try:
+        before = [engine.render(i, camera, 160, 120) for i in range(2)]
+    except RuntimeError as error:
+        pytest.skip(str(error))
+    engine.set_mocap(torch.tensor([True, False]), torch.tensor([0.0, 0.0, 1.0, 1.0, 0.0, 0.0, 0.0]).repeat(2, 1, 1))
+    after = [engine.render(i, camera, 160, 120) for i in range(2)]
+    assert (before[0] != after[0]).any(2).sum() > 100 and (before[1] == after[1]).all()
+
+
+def test_render_shows_the_worlds_own_model():
+    engine = make(4, substeps=1, sizes=(0.1, 0.4))
+    camera = mujoco.MjvCamera()
+    camera.lookat[:], camera.distance, camera.elevation = [0.0, 0.0, 0.5], 4.0, -20.0
+    try:
+        images = [engine.render(i, camera, 160, 120) for i in range(4)]
+    except RuntimeError as error:
+        pytest.skip(str(error))
+    assert images[0].shape == (120, 160, 3) and images[0].dtype == np.uint8 and images[0].max() > 0
+    assert (images[0] == images[2]).all() and (images[0] != images[1]).any()

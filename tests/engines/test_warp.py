@@ -1,0 +1,265 @@
+"""MuJoCo Warp on its CPU device: the same physics as MuJoCo's, buffers that say when they are full, bad input.
+
+What every engine must do is in test_engines.py. `python -m pytest --engine warp tests/envs/test_contract.py` tests the
+contract of all tasks on it.
+"""
+
+import importlib.metadata
+
+import mujoco
+import numpy as np
+import pytest
+import torch
+
+import envs
+import ppo
+from envs.engines import make_engine
+from envs.models import allegro_kuka_scene as scene
+from envs.tasks.allegro_kuka import ARM_SPEED, OBJECT
+from tests.engines.test_engines import controls, make_spec, run, settle
+from tests.envs.test_allegro_kuka_grasp import GRASP, LIFT, RESTING_HEIGHT, START
+from tests.envs.test_contract import RefuseToWait
+
+pytest.importorskip("mujoco_warp")
+import warp as wp  # noqa: E402
+
+from envs.engines import mujoco_warp  # noqa: E402
+
+CARTPOLE = "--env-id Cartpole --engine warp --no-cuda --num-envs 8 --num-steps 8 --hidden-sizes 16"
+
+
+def make(num_envs=6, substeps=3, max_contacts=32, max_constraints=128, spec=None):
+    return make_engine(
+        "warp", [spec or make_spec()], num_envs, substeps, ["box"], "cpu",
+        max_contacts=max_contacts, max_constraints=max_constraints,
+    )  # fmt: skip
+
+
+def pair(env_id, num_envs):
+    """The task on both engines, at its beginning."""
+    both = [envs.make(env_id, num_envs, "cpu", 1, engine) for engine in ("mujoco", "warp")]
+    for env in both:
+        env.reset()
+    return both
+
+
+# ---------------------------------------------------------------- parity
+
+
+@pytest.mark.parametrize("env_id, tolerance", [
+    ("Cartpole", 1e-5),
+    ("AllegroHand", 1e-2),  # angular velocities, at impacts
+    ("AllegroKukaRegrasping", 2e-2),
+    ("FrankaCubeStack", 2e-3),
+    ("ShadowHand", 0.1),
+])  # fmt: skip
+def test_from_the_same_state_a_step_leads_to_the_same(env_id, tolerance):
+    ours, theirs = pair(env_id, 8)
+    generator = torch.Generator().manual_seed(0)
+    action, errors = torch.zeros(8, ours.num_actions), []
+    for step in range(100):
+        action = 0.9 * action + 0.3 * torch.randn(action.shape, generator=generator)
+        if step >= 50:
+            theirs.load_state_dict(ours.state_dict())
+            assert torch.allclose(theirs.observe(), ours.observe(), atol=1e-4)
+        obs, reward, terminated, truncated, info = ours.step(action)
+        if step >= 50:
+            their_obs, their_reward, their_terminated, their_truncated, their_info = theirs.step(action)
+            assert torch.equal(terminated, their_terminated) and torch.equal(truncated, their_truncated)
+            assert torch.allclose(reward, their_reward, rtol=1e-2, atol=0.05)
+            errors.append((info["final_obs"] - their_info["final_obs"]).abs().amax(1))
+    errors = torch.stack(errors)
+    assert errors.quantile(0.95) < tolerance and errors.median() < 1e-3  # a contact may begin a substep earlier
+
+
+def test_a_scripted_reach_grasp_and_lift_is_the_same(monkeypatch):
+    """17 s without a correction, observation by observation; in the end both hold the cube a quarter metre higher."""
+    monkeypatch.setattr(scene, "object_scales", lambda families: np.ones((1, 3)))
+    ours, theirs = pair("AllegroKukaRegrasping", 1)
+    lower, upper = ours.joint_lower, ours.joint_upper
+    qpos = ours.engine.qpos.clone()
+    qpos[0, :23] = ours.target[0] = torch.tensor(START)
+    qpos[0, 23:] = torch.tensor([0.0, 0.0, RESTING_HEIGHT, 1.0, 0.0, 0.0, 0.0])
+    ours.engine.set_state(torch.tensor([True]), qpos, torch.zeros_like(ours.engine.qvel))
+    ours.goal[:, 2] = 2.0  # out of reach
+    theirs.load_state_dict(ours.state_dict())
+    differences = []
+    for seconds, goal in GRASP + LIFT:
+        first, goal, steps = ours.target[0].clone(), torch.tensor(goal), round(seconds / scene.CONTROL_PERIOD)
+        for step in range(1, steps + 1):
+            t = step / steps
+            target = first + (goal - first) * t**3 * (10 - 15 * t + 6 * t**2)
+            arm = (target - ours.target[0])[:7] / (ARM_SPEED * scene.CONTROL_PERIOD)
+            action = torch.cat([arm, 2.0 * ((target - lower) / (upper - lower))[7:] - 1.0])[None]
+            results = []
+            for env in (ours, theirs):
+                env.push_probability.zero_()
+                env.episode_step.zero_()  # no time limit
+                results.append(env.step(action))
+            assert not any(result[2].any() for result in results)
+            differences.append((results[0][0] - results[1][0]).abs()[0])
+    differences = torch.stack(differences)
+    assert differences[:480].max() < 5e-3  # before the hand touches
+    assert differences[:, :23].max() < 0.05 and differences[:, 69:].max() < 0.01  # joint angles in [-1, 1]; metres
+    assert differences.flatten().quantile(0.99) < 0.02  # velocities differ for a step where fingers touch
+    assert differences[-60:].max() < 5e-3  # held still
+    heights = [env.engine.body_pos[0, OBJECT, 2].item() for env in (ours, theirs)]
+    assert min(heights) > RESTING_HEIGHT + 0.2 and abs(heights[0] - heights[1]) < 1e-3
+
+
+def test_a_graph_does_what_it_was_recorded_from():
+    engine, eager = make(), make()
+    settle(engine)
+    eager.load_state_dict(engine.state_dict())
+    for ctrl in controls(engine, 20):
+        engine.step(ctrl)
+        eager._ctrl.copy_(ctrl)
+        eager._advance()
+        assert torch.equal(engine.qpos, eager.qpos) and torch.equal(engine.body_linvel, eager.body_linvel)
+
+
+def test_nothing_waits_for_a_gpu():
+    engine = make()
+    mask, qpos, qvel = torch.ones(6, dtype=torch.bool), engine.qpos.clone(), engine.qvel.clone()
+    with RefuseToWait():
+        engine.step(torch.zeros(6, 2), torch.zeros(6, 1, 6))
+        engine.step(torch.zeros(6, 2))
+        engine.set_state(mask, qpos, qvel)
+        engine.set_mocap(mask, torch.zeros(6, 0, 7))
+
+
+def test_a_joints_limit_is_not_taken_for_the_tendons_of_its_number():
+    """Upstream's sensor does; ours must read 0 while only the tendon is at its limit."""
+    spec = make_spec()
+    tendon = spec.add_tendon(name="coupling", limited=True, range=[-0.1, 0.1])
+    for name in ("lower", "upper"):
+        spec.joint(name).range, spec.joint(name).limited = [-170, 170], True  # degrees
+        tendon.wrap_joint(name, 1.0)
+    for name in ("lower", "upper"):
+        spec.add_sensor(type=mujoco.mjtSensor.mjSENS_JOINTLIMITFRC, objtype=mujoco.mjtObj.mjOBJ_JOINT, objname=name)
+    both = [make_engine(name, [spec.copy()], 1, 1, [], "cpu") for name in ("mujoco", "warp")]
+    for engine in both:
+        qpos = engine.qpos.clone()
+        for angles, pressed in (((0.3, 0.0), False), ((3.0, -3.0), True)):
+            qpos[0, 7:] = torch.tensor(angles)
+            engine.set_state(torch.tensor([True]), qpos, torch.zeros_like(engine.qvel))
+            engine.step(torch.zeros(1, 2))
+            assert ((engine.sensors > 0) == pressed).all()
+
+
+# ---------------------------------------------------------------- buffers and errors
+
+
+def test_a_full_buffer_of_contacts_names_the_setting_and_a_number_that_is_enough():
+    engine = make(max_contacts=2)
+    with pytest.raises(RuntimeError, match=r"max_contacts 2: too small, .* use \d+") as error:
+        run(engine, torch.zeros(150, 6, 2))
+    enough = int(str(error.value).split()[-1])
+    engine = make(max_contacts=enough)
+    run(engine, torch.zeros(150, 6, 2))
+    assert (engine.body_pos[:, 0, 2] < 0.15).all()  # the boxes lie
+
+
+def test_a_few_worlds_are_no_average():
+    run(make(num_envs=1, max_contacts=2), torch.zeros(150, 1, 2))  # four corners touch
+
+
+def test_a_full_buffer_of_constraints_names_the_setting_and_a_number_that_is_enough():
+    with pytest.raises(RuntimeError, match=r"max_constraints 5: too small, .* use \d+") as error:
+        run(make(max_constraints=5), torch.zeros(150, 6, 2))
+    run(make(max_constraints=int(str(error.value).split()[-1])), torch.zeros(150, 6, 2))
+
+
+def test_a_full_buffer_of_cylinders_names_the_setting_and_a_number_that_is_enough(monkeypatch):
+    spec = make_spec()
+    for i in range(2):  # no special algorithm exists for a cylinder on a box
+        body = spec.worldbody.add_body(name=f"barrel {i}", pos=[0.5 * i - 2.0, 0.0, 0.06])
+        body.add_freejoint()
+        body.add_geom(type=mujoco.mjtGeom.mjGEOM_CYLINDER, size=[0.04, 0.05, 0.0])
+        spec.worldbody.add_geom(type=mujoco.mjtGeom.mjGEOM_BOX, size=[0.2, 0.2, 0.01], pos=[0.5 * i - 2.0, 0.0, 0.0])
+    monkeypatch.setattr(mujoco_warp, "MAX_CCD", 1)
+    with pytest.raises(RuntimeError, match=r"MAX_CCD \(envs.engines.mujoco_warp\) 1: too small.* use 2$"):
+        run(make(spec=spec), torch.zeros(50, 6, 2))
+    monkeypatch.setattr(mujoco_warp, "MAX_CCD", 2)
+    engine = make(spec=spec)
+    run(engine, torch.zeros(50, 6, 2))
+    assert (engine.qpos[:, -5] > 0.05).all()  # the barrels stand
+
+
+def test_a_control_that_is_not_finite_breaks_its_world_and_is_raised_with_the_next_step():
+    engine = make()
+    ctrl = torch.zeros(6, 2)
+    ctrl[4, 1] = torch.nan
+    engine.step(ctrl)
+    assert engine.broken.tolist() == [False] * 4 + [True, False] and engine.qpos.isfinite().all()
+    with pytest.raises(ValueError, match="not finite"):
+        engine.step(torch.zeros(6, 2))
+
+
+def test_memory():
+    assert 10e3 < make().bytes_per_world() < 1e6
+    assert make(max_constraints=512).bytes_per_world() > make().bytes_per_world()
+    mujoco_warp.check_memory(1000, 1e5, 1e8)
+    with pytest.raises(ValueError, match=r"needs 0.2 GB of GPU memory, 0.1 GB are free: at most 1,000 fit"):
+        mujoco_warp.check_memory(2000, 1e5, 1e8)
+
+
+# ---------------------------------------------------------------- scripts
+
+
+def test_a_run_and_its_resumption(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    ppo.main(f"{CARTPOLE} --total-timesteps 256".split())
+    assert capsys.readouterr().out.startswith("Cartpole: engine warp, cpu")
+    whole = next((tmp_path / "runs").iterdir())
+    state = torch.load(whole / "checkpoint.pt", weights_only=True)
+    (tmp_path / "half").mkdir()
+    monkeypatch.chdir(tmp_path / "half")
+    ppo.main(f"{CARTPOLE} --total-timesteps 128".split())
+    half = next((tmp_path / "half" / "runs").iterdir())
+    ppo.main(f"{CARTPOLE} --total-timesteps 256 --resume {half}".split())
+    resumed = torch.load(half / "checkpoint.pt", weights_only=True)
+    assert torch.equal(state["envs"]["engine"]["state"], resumed["envs"]["engine"]["state"])
+    assert all(torch.equal(x, resumed["agent"][key]) for key, x in state["agent"].items())
+
+
+def refused(flags, capsys):
+    with pytest.raises(SystemExit) as exit:
+        ppo.parse_args(flags.split())
+    assert exit.value.code == 2
+    return capsys.readouterr().err
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+def test_no_gpu(capsys):
+    line = refused("--env-id Cartpole --engine warp", capsys)
+    assert line.startswith("--engine warp: needs a CUDA GPU") and "--no-cuda" in line and line.count("\n") == 1
+
+
+def test_not_installed(monkeypatch, capsys):
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name != "mujoco_warp" and find_spec(name))
+    line = refused("--env-id Cartpole --engine warp --no-cuda", capsys)
+    assert line == "--engine warp: needs the package mujoco_warp, not installed; valid here: auto, mujoco\n"
+
+
+def test_versions_that_do_not_match(monkeypatch, capsys):
+    version = importlib.metadata.version
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "3.9.0" if name == "mujoco" else version(name))
+    line = refused("--env-id Cartpole --engine warp --no-cuda", capsys)
+    assert line.startswith("--engine warp: mujoco 3.9.0 and mujoco-warp") and "requirements-gpu.txt" in line
+
+
+def test_too_little_memory_is_one_line(monkeypatch, capsys):
+    check = mujoco_warp.check_memory
+    monkeypatch.setattr(mujoco_warp.MujocoWarp, "_check_memory", lambda self: check(8, 1e9, 3e9))
+    with pytest.raises(SystemExit) as exit:
+        ppo.main(CARTPOLE.split())
+    line = capsys.readouterr().err
+    assert exit.value.code == 2 and line == "--num-envs 8: needs 8.0 GB of GPU memory, 3.0 GB are free: at most 3 fit\n"
+
+
+def test_auto_takes_warp_on_a_gpu_alone():
+    assert envs.find_engine("auto", "Cartpole", "cpu") == "mujoco"
+    assert envs.find_engine("auto", "Cartpole", "cuda") == "warp"
+    assert wp.config.version == importlib.metadata.version("warp-lang")

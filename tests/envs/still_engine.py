@@ -1,0 +1,42 @@
+"""A stand-in for a physics engine, in which nothing moves."""
+
+import mujoco
+import torch
+
+
+class StillEngine:
+    """Takes the place of `make_engine`: bodies stay where a test or a reset puts them.
+
+    Tensors as those of envs.engines.mujoco_cpu.MujocoCpu. A free body follows its coordinates in qpos; all other bodies
+    are at the origin, unturned. `ctrl` and `xfrc` are those of the last step, `mocap` (N, M, 7) the last poses set.
+    """
+
+    def __init__(self, name, models, num_envs, substeps, bodies, device, **buffers):
+        self.name, self.models, self.bodies, self.substeps = "still", list(models), bodies, substeps
+        model = self.models[0].compile()
+        self.timestep = model.opt.timestep
+        self.broken = torch.zeros(num_envs, dtype=torch.bool)
+        self.qpos, self.qvel = torch.zeros(num_envs, model.nq), torch.zeros(num_envs, model.nv)
+        self.sensors = torch.zeros(num_envs, model.nsensordata)
+        self.mocap = torch.zeros(num_envs, model.nmocap, 7)
+        self.body_pos, self.body_linvel, self.body_angvel = torch.zeros(3, num_envs, len(bodies), 3)
+        self.body_quat = torch.zeros(num_envs, len(bodies), 4)
+        self.body_quat[..., 0] = 1.0
+        self._free = []  # index into `bodies`, start of its coordinates in qpos
+        for i, body in enumerate(map(model.body, bodies)):
+            joint = body.jntadr[0]
+            if joint >= 0 and model.jnt_type[joint] == mujoco.mjtJoint.mjJNT_FREE:
+                self._free.append((i, model.jnt_qposadr[joint]))
+
+    def step(self, ctrl, xfrc=None):
+        self.ctrl, self.xfrc = ctrl.clone(), xfrc
+
+    def set_state(self, mask, qpos, qvel):
+        self.qpos = torch.where(mask[:, None], qpos, self.qpos)
+        self.qvel = torch.where(mask[:, None], qvel, self.qvel)
+        self.sensors = self.sensors.masked_fill(mask[:, None], 0.0)
+        for i, start in self._free:
+            self.body_pos[:, i], self.body_quat[:, i] = self.qpos[:, start : start + 7].split([3, 4], 1)
+
+    def set_mocap(self, mask, pose):
+        self.mocap = torch.where(mask[:, None, None], pose, self.mocap)

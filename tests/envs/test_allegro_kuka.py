@@ -1,0 +1,603 @@
+"""AllegroKuka, what all its tasks share and Regrasping: rules with hand-made states and numbers, then with physics."""
+
+import math
+
+import mujoco
+import numpy as np
+import pytest
+import torch
+
+import envs
+from envs.models import allegro_kuka_scene as scene
+from envs.tasks import allegro_kuka as task
+from tests.envs.still_engine import StillEngine
+
+ENV_ID = "AllegroKukaRegrasping"
+TURN_X = [math.sqrt(0.5), math.sqrt(0.5), 0.0, 0.0]  # 90 degrees about x: y -> z, z -> -y
+TURN_Z = [math.sqrt(0.5), 0.0, 0.0, math.sqrt(0.5)]  # 90 degrees about z: x -> y, y -> -x
+FAR = 1e9  # a tolerance with which every place is near the goal
+
+
+@pytest.fixture
+def make_still(monkeypatch):
+    monkeypatch.setattr(task, "make_engine", StillEngine)
+
+    def make(num_envs=3, seed=1, env_class=task.AllegroKukaRegrasping):
+        env = env_class(num_envs, "cpu", seed)
+        env.engine.body_pos[:, task.PALM, 2] = 2.0  # out of the way
+        env.reset()
+        return env
+
+    return make
+
+
+def put_object(env, index, position):
+    env.engine.qpos[index, 23:26] = torch.tensor(position)
+    env.engine.body_pos[index, 5] = torch.tensor(position)
+
+
+def put_at_goal(env, index):
+    put_object(env, index, env.goal[index, :3].tolist())
+
+
+def act(env, action=None):
+    return env.step(torch.zeros(env.num_envs, 23) if action is None else action)
+
+
+def rewards(**changes):
+    """reward_terms of one environment at rest on the table, far from everything; `changes` replace its arguments."""
+    state = dict(
+        height=0.555, fingertip_distance=[0.5] * 4, keypoint_distance=0.4, joint_velocity=[0.0] * 23,
+        lifted=False, closest_fingertip=[0.5] * 4, closest_keypoint=0.4, tolerance=0.075, success_steps=30,
+    )  # fmt: skip
+    state.update(changes)
+    for name in ("height", "fingertip_distance", "keypoint_distance", "joint_velocity", "closest_fingertip"):
+        state[name] = torch.tensor([state[name]])
+    for name in ("lifted", "closest_keypoint"):
+        state[name] = torch.tensor([state[name]])
+    terms, near, lifted, closest_fingertip, closest_keypoint = task.reward_terms(**state)
+    result = {name: value.item() for name, value in terms.items()}
+    result.update(near=near.item(), lifted=lifted.item(), closest_keypoint=closest_keypoint.item())
+    result["closest_fingertip"] = closest_fingertip[0].tolist()
+    return result
+
+
+# -------------------------------------------------------------------- reward, term by term
+
+
+@pytest.mark.parametrize("height, expected", [(0.63, 1.0), (0.7, 2.4), (0.58, 0.0), (0.3, 0.0), (0.729, 2.98)])
+def test_lift_pays_the_height(height, expected):
+    assert rewards(height=height)["lift"] == pytest.approx(expected, abs=1e-5)
+
+
+def test_lift_stops_when_lifted():
+    assert rewards(height=0.731)["lift"] == 0.0 and rewards(height=2.0)["lift"] == 0.0
+    assert rewards(height=0.63, lifted=True)["lift"] == 0.0  # once lifted, always lifted
+
+
+def test_lift_bonus_is_paid_once():
+    first = rewards(height=0.731)
+    assert first["lift_bonus"] == 300.0 and first["lifted"]
+    assert rewards(height=0.729)["lift_bonus"] == 0.0 and not rewards(height=0.729)["lifted"]
+    later = rewards(height=0.6, lifted=True)
+    assert later["lift_bonus"] == 0.0 and later["lifted"]
+
+
+def test_fingertip_pays_only_new_records():
+    result = rewards(fingertip_distance=[0.4, 0.6, 0.45, 0.5])
+    assert result["fingertip"] == pytest.approx(50.0 * (0.1 + 0.05))
+    assert result["closest_fingertip"] == pytest.approx([0.4, 0.5, 0.45, 0.5])
+
+
+def test_fingertip_stops_in_the_very_step_of_lifting_but_remembers():
+    for state in (dict(lifted=True), dict(height=0.75)):
+        result = rewards(fingertip_distance=[0.4, 0.6, 0.45, 0.5], **state)
+        assert result["fingertip"] == 0.0
+        assert result["closest_fingertip"] == pytest.approx([0.4, 0.5, 0.45, 0.5])
+
+
+def test_keypoint_pays_new_records_once_lifted():
+    assert rewards(lifted=True, keypoint_distance=0.3)["keypoint"] == pytest.approx(20.0)
+    assert rewards(lifted=True, keypoint_distance=0.5)["keypoint"] == 0.0
+    assert rewards(height=0.75, keypoint_distance=0.3)["keypoint"] == pytest.approx(20.0)  # in the step of lifting
+
+
+def test_keypoint_progress_before_lifting_is_forfeited():
+    result = rewards(keypoint_distance=0.3)
+    assert result["keypoint"] == 0.0 and result["closest_keypoint"] == pytest.approx(0.3)
+    assert rewards(keypoint_distance=0.5)["closest_keypoint"] == pytest.approx(0.4)
+
+
+def test_progress_of_one_step_is_limited():
+    assert rewards(fingertip_distance=[5.0] * 4, closest_fingertip=[20.0, 5.0, 5.0, 5.0])["fingertip"] == 500.0
+    assert rewards(lifted=True, keypoint_distance=0.0, closest_keypoint=200.0)["keypoint"] == 20_000.0
+
+
+def test_goal_pays_every_step_within_one_and_a_half_tolerances():
+    inside, outside = rewards(keypoint_distance=0.1124), rewards(keypoint_distance=0.1126)
+    assert inside["near"] and inside["goal"] == pytest.approx(1000.0 / 30.0)
+    assert not outside["near"] and outside["goal"] == 0.0
+    assert rewards(keypoint_distance=0.0149, tolerance=0.01)["near"]
+    assert not rewards(keypoint_distance=0.0151, tolerance=0.01)["near"]
+    assert rewards(keypoint_distance=0.1, success_steps=5)["goal"] == 200.0
+
+
+def test_speed_costs():
+    result = rewards(joint_velocity=[1.0, -2.0] + [0.0] * 5 + [-3.0] + [0.0] * 14 + [4.0])
+    assert result["arm_speed"] == pytest.approx(-0.009)
+    assert result["hand_speed"] == pytest.approx(-0.0021)
+
+
+def test_lifting_step_all_in_one(make_still):
+    """Lifted past 0.73 m while nearing the goal: bonus and progress in one step, nothing more for lift and fingers."""
+    env = make_still(1)
+    put_object(env, 0, [0.0, 0.0, 0.74])
+    env.goal[0, :3] = torch.tensor([0.0, 0.0, 1.04])
+    env.closest_keypoint[0], env.closest_fingertip[0] = 0.4, 9.0
+    env.engine.qvel[:] = 0.0
+    _, reward, _, _, info = act(env)
+    assert reward.item() == pytest.approx(300.0 + 200.0 * 0.1, abs=1e-3)
+    assert env.term_sums[0, task.REWARD_TERMS.index("lift_bonus")].item() == 300.0
+    _, reward, _, _, info = act(env)
+    assert reward.item() == pytest.approx(0.0, abs=1e-3)  # nothing new: no bonus, no progress
+    assert info["metrics"]["lifted"].item() == 1.0
+
+
+# -------------------------------------------------------------------- success and the ends of an episode
+
+
+def test_near_steps_need_not_be_in_a_row(make_still):
+    env = make_still(2)
+    first_goal = env.goal.clone()
+    for step in range(29):
+        put_at_goal(env, 0)
+        act(env)
+        put_object(env, 0, [0.0, 0.0, 0.5])
+        act(env)
+        assert env.near_steps.tolist() == [step + 1, 0]
+    assert env.successes.tolist() == [0.0, 0.0] and torch.equal(env.goal, first_goal)
+    put_at_goal(env, 0)
+    act(env)
+    assert env.successes.tolist() == [1.0, 0.0] and env.near_steps.tolist() == [0, 0]
+    assert not torch.equal(env.goal[0], first_goal[0]) and torch.equal(env.goal[1], first_goal[1])
+
+
+def test_success_begins_the_next_goal_within_the_step(make_still):
+    env = make_still(2)
+    put_at_goal(env, 0)
+    put_at_goal(env, 1)
+    env.lifted[:], env.near_steps[0], env.near_steps[1] = True, 29, 5
+    env.closest_keypoint[:], env.closest_fingertip[:], env.episode_step[:] = 0.001, 0.001, 100
+    env.push_force[:], env.push_probability[:] = 0.2, 0.0
+    target, joints, velocity = env.target.clone(), env.engine.qpos[:, :23].clone(), env.engine.qvel[:, :23].clone()
+    obs, reward, terminated, truncated, info = act(env, torch.zeros(2, 23))
+    assert not (terminated | truncated).any() and torch.equal(info["final_obs"], obs)
+    assert env.episode_step.tolist() == [0, 101] and env.episode_length.tolist() == [1, 1]
+    # environment 0: the object lies above the table, the memories start from there, the robot has not moved
+    x, y, z = env.engine.qpos[0, 23:26].tolist()
+    assert abs(x) <= 0.1 and abs(y) <= 0.1 and 0.61 <= z <= 0.7
+    assert env.lifted.tolist() == [False, True] and env.near_steps.tolist() == [0, 6]
+    assert env.closest_keypoint[0].item() == pytest.approx((env.engine.qpos[0, 23:26] - env.goal[0, :3]).norm().item())
+    assert torch.allclose(env.closest_fingertip[0], env.fingertip_distance()[0])
+    assert env.closest_keypoint[1].item() == 0.0 and env.closest_fingertip[1].tolist() == pytest.approx([0.001] * 4)
+    assert torch.equal(env.engine.qpos[:, :23], joints) and torch.equal(env.engine.qvel[:, :23], velocity)
+    assert torch.equal(env.engine.qvel[0, 23:], torch.zeros(6))
+    assert torch.equal(env.target[:, :7], target[:, :7])
+    # the push goes on, the observation shows the new goal, the new memories and the reward just earned
+    assert env.push_force[0, 0].item() == pytest.approx(0.2 * task.PUSH_DECAY)
+    assert obs[0, 90].item() == env.closest_keypoint[0].item()
+    assert torch.allclose(obs[0, 84:87], env.engine.qpos[0, 23:26] - env.goal[0, :3])
+    assert obs[0, 97].item() == pytest.approx(math.log(2.0)) and obs[0, 96].item() == 0.0
+    assert obs[0, 98].item() == pytest.approx(0.01 * reward[0].item())
+
+
+def test_a_fallen_object_terminates(make_still):
+    env = make_still(3)
+    for index, height in enumerate([0.099, 0.101, 0.5]):
+        put_object(env, index, [0.0, 0.0, height])
+    obs, _, terminated, truncated, info = act(env)
+    assert terminated.tolist() == [True, False, False] and not truncated.any()
+    assert info["final_obs"][0, 83].item() == pytest.approx(0.099 - (2.0 + 0.16))  # as it fell
+    assert env.engine.qpos[0, 25].item() > 0.6 and env.engine.qpos[1, 25].item() == pytest.approx(0.101)
+    assert torch.equal(obs[1:], info["final_obs"][1:])
+
+
+def test_fifty_successes_truncate(make_still):
+    env = make_still(2)
+    put_at_goal(env, 0)
+    put_at_goal(env, 1)
+    env.successes[:] = torch.tensor([49.0, 48.0])
+    env.near_steps[:] = 29
+    obs, _, terminated, truncated, info = act(env)
+    assert truncated.tolist() == [True, False] and not terminated.any()
+    assert info["episode"]["objective"].tolist() == [50.0, 49.0]
+    assert info["final_obs"][0, 97].item() == pytest.approx(math.log(51.0))
+    assert info["final_obs"][0, 84:87].abs().max().item() < 1e-6  # still at its goal
+    assert obs[0, 97].item() == 0.0 and env.successes.tolist() == [0.0, 49.0]
+    assert env.finished_successes.tolist() == [50.0, 0.0]
+
+
+def test_time_is_up_400_steps_after_the_last_success(make_still):
+    env = make_still(3)
+    env.episode_step[:] = torch.tensor([398, 399, 399])
+    put_at_goal(env, 2)
+    env.near_steps[2] = 29
+    _, _, terminated, truncated, info = act(env)
+    assert truncated.tolist() == [False, True, False] and not terminated.any()
+    assert env.episode_step.tolist() == [399, 0, 0]
+    assert info["final_obs"][1, 96].item() == pytest.approx(math.log(41.0))
+
+
+def test_a_broken_world_earns_nothing_and_is_reset(make_still):
+    env = make_still(3)
+    put_at_goal(env, 1)
+    env.near_steps[1], env.successes[1], env.engine.broken[1] = 29, 4.0, True
+    obs, reward, terminated, truncated, info = act(env)
+    assert terminated.tolist() == [False, True, False] and not truncated.any()
+    assert reward[1].item() == 0.0 and info["final_obs"][1, 98].item() == 0.0
+    assert info["episode"]["objective"][1].item() == 4.0 and info["metrics"]["nan_worlds"].item() == 1
+    assert env.successes[1].item() == 0.0 and torch.equal(obs[[0, 2]], info["final_obs"][[0, 2]])
+    env.engine.broken[:] = False
+    _, _, terminated, _, info = act(env)
+    assert not terminated.any() and info["metrics"]["nan_worlds"].item() == 1
+
+
+# -------------------------------------------------------------------- curriculum, metrics
+
+
+def test_tolerance_shrinks_only_when_both_conditions_hold(make_still):
+    env = make_still(2)
+    for age, successes, shrinks in [(2998, 3.0, False), (2999, 2.9, False), (2999, 3.0, True), (5000, 9.0, True)]:
+        env.tolerance.fill_(0.075)
+        env.tolerance_age.fill_(age)
+        env.finished_successes[:] = torch.tensor([0.0, 2.0 * successes])
+        info = act(env)[4]
+        assert env.tolerance.item() == pytest.approx(0.0675 if shrinks else 0.075)
+        assert info["metrics"]["success_tolerance"].item() == env.tolerance.item()
+        assert env.tolerance_age.item() == (0 if shrinks else age + 1)
+
+
+def test_tolerance_ends_at_one_centimetre(make_still):
+    env = make_still(1)
+    env.finished_successes.fill_(5.0)
+    values = []
+    for _ in range(22):
+        env.tolerance_age.fill_(2999)
+        info = act(env)[4]
+        values.append(env.tolerance.item())
+    assert values[18] == pytest.approx(0.075 * 0.9**19) and values[19] == values[21] == pytest.approx(0.01)
+    assert info["metrics"]["true_objective"].item() == pytest.approx(6.0)  # 1 + successes at the end of the curriculum
+
+
+def test_metrics(make_still):
+    env = make_still(2)
+    env.finished_successes[:] = torch.tensor([1.0, 4.0])
+    env.tolerance.fill_(0.0425)
+    put_object(env, 0, [0.0, 0.0, 0.8])
+    put_object(env, 1, [0.0, 0.0, 0.55])
+    distance = env.fingertip_distance().mean().item()
+    env.successes[:] = 7.0
+    env.term_sums[1, task.REWARD_TERMS.index("lift_bonus")] = 300.0
+    env.finished_successes[0], env.episode_step[1] = 1.0, 399  # the second one's episode ends
+    env.successes[1] = 4.0
+    info = act(env)[4]
+    metrics = {name: float(value) for name, value in info["metrics"].items()}
+    assert metrics["successes"] == 2.5 and metrics["lifted"] == 0.5 and metrics["reward_lift_bonus"] == 150.0
+    assert metrics["true_objective"] == pytest.approx(0.5 + 0.01 * 2.5)
+    assert metrics["fingertip_distance"] == pytest.approx(distance)
+    assert metrics["true_objective_min"] == pytest.approx(0.51) and metrics["true_objective_max"] == pytest.approx(0.54)
+    names = {"success_tolerance", "successes", "true_objective", "fingertip_distance", "lifted", "nan_worlds"}
+    names |= {"true_objective_min", "true_objective_max"}
+    assert set(metrics) == names | {
+        "reward_" + name
+        for name in ("lift", "lift_bonus", "fingertip", "keypoint", "goal", "arm_speed", "hand_speed")
+    }  # fmt: skip
+    assert info["episode"]["objective"].tolist() == [7.0, 4.0] and env.fitness_floor == 1.0
+
+
+# -------------------------------------------------------------------- drives and pushes
+
+
+def test_arm_targets_are_relative_and_hand_targets_absolute(make_still):
+    env = make_still(1)
+    before = env.target.clone()
+    action = torch.full((1, 23), 0.5)
+    action[0, 7:] = torch.linspace(-1.0, 1.0, 16)
+    act(env, action)
+    assert torch.allclose(env.engine.ctrl[0, :7], before[0, :7] + 0.5 * 0.1667)
+    lower, upper = torch.tensor(scene.JOINT_LOWER[7:]).float(), torch.tensor(scene.JOINT_UPPER[7:]).float()
+    share = torch.linspace(0.0, 1.0, 16)
+    assert torch.allclose(env.engine.ctrl[0, 7:], (1.0 - share) * lower + share * upper, atol=1e-6)
+
+
+def test_arm_targets_integrate_and_stop_at_the_limits(make_still):
+    env = make_still(1)
+    start = env.target.clone()
+    act(env, torch.full((1, 23), 1.0))
+    act(env, torch.full((1, 23), 5.0))  # clamped to 1
+    assert torch.allclose(env.target[0, 2], start[0, 2] + 2 * 0.1667)  # the still joints have not followed
+    for _ in range(60):
+        act(env, torch.full((1, 23), 1.0))
+    assert torch.allclose(env.target[0], torch.tensor(scene.JOINT_UPPER).float())
+    act(env, torch.full((1, 23), -1.0))
+    assert torch.allclose(env.target[0, :7], torch.tensor(scene.JOINT_UPPER[:7]).float() - 0.1667)
+
+
+def test_push_is_renewed_or_fades():
+    force, noise = torch.tensor([[1.0, 2.0, 3.0]] * 2), torch.tensor([[1.0, -1.0, 0.5]] * 2)
+    pushed = task.next_push(force, torch.tensor([0.05, 0.05]), torch.tensor([0.0499, 0.0501]), noise)
+    assert pushed[0].tolist() == pytest.approx([0.3, -0.3, 0.15])
+    assert pushed[1].tolist() == pytest.approx([0.99791, 1.99581, 2.99372], abs=1e-5)
+
+
+def test_push_strength_and_probability(make_still):
+    env = make_still(4000)
+    logs = env.push_probability.log10()
+    assert logs.min() >= -3.0 and logs.max() <= -1.0
+    assert logs.mean().item() == pytest.approx(-2.0, abs=0.05) and logs.std().item() == pytest.approx(0.577, abs=0.03)
+    act(env)
+    share = (env.push_force != 0).any(1).float().mean().item()
+    assert share == pytest.approx((0.1 - 0.001) / math.log(100.0), abs=0.01)
+    env.push_probability.fill_(1.0)
+    act(env)
+    assert env.push_force.std(0).tolist() == pytest.approx([0.3] * 3, abs=0.02)
+    assert env.push_force.mean(0).abs().max() < 0.03
+
+
+def test_push_acts_in_the_frame_of_the_object(make_still):
+    env = make_still(1)
+    env.push_probability.fill_(0.0)
+    env.push_force[0] = torch.tensor([0.3, 0.0, 0.1]) / task.PUSH_DECAY
+    env.engine.body_quat[0, 5] = torch.tensor(TURN_Z)
+    act(env)
+    assert env.engine.xfrc[0, 5].tolist() == pytest.approx([0.0, 0.3, 0.1, 0.0, 0.0, 0.0], abs=1e-6)
+    assert env.engine.xfrc[0, :5].abs().max() == 0.0 and env.engine.bodies[5] == "object"
+
+
+def test_push_is_cleared_at_reset(make_still):
+    env = make_still(2)
+    env.push_force.fill_(0.2)
+    probability = env.push_probability.clone()
+    env.reset_where(torch.tensor([True, False]))
+    assert env.push_force.tolist() == [[0.0] * 3, pytest.approx([0.2] * 3)]
+    assert env.push_probability[0] != probability[0] and env.push_probability[1] == probability[1]
+
+
+# -------------------------------------------------------------------- resets
+
+
+def test_geometry_by_hand():
+    edges = torch.tensor([[0.1, 0.3, 0.2]] * 3)
+    eighth = [math.cos(math.pi / 8), math.sin(math.pi / 8), 0.0, 0.0]  # 45 degrees about x
+    height = task.half_height(torch.tensor([TURN_X, TURN_Z, eighth]), edges)
+    assert height.tolist() == pytest.approx([0.15, 0.1, 0.25 * math.sqrt(0.5)])
+
+
+def test_reset_distribution(make_still):
+    env = make_still(4000)
+    joints, velocity = env.engine.qpos[:, :23], env.engine.qvel[:, :23]
+    lower, upper = torch.tensor(scene.JOINT_LOWER).float(), torch.tensor(scene.JOINT_UPPER).float()
+    default = torch.tensor(scene.DEFAULT_POSE).float()
+    free = torch.arange(23) != 19
+    low, high = 0.9 * default + 0.1 * lower, 0.9 * default + 0.1 * upper
+    span = (high - low)[free]
+    assert (joints >= low - 1e-6)[:, free].all() and (joints <= high + 1e-6)[:, free].all()
+    assert ((joints.amin(0) - low)[free] < 0.01 * span).all() and ((high - joints.amax(0))[free] < 0.01 * span).all()
+    assert scene.JOINT_NAMES[19] == "thumb_joint_0" and torch.equal(joints[:, 19], lower[19].expand(4000))
+    assert torch.equal(env.target, joints)
+    assert velocity.abs().max() <= 0.5 and velocity.std().item() == pytest.approx(0.5 / math.sqrt(3.0), abs=0.01)
+    assert torch.equal(env.engine.qvel[:, 23:], torch.zeros(4000, 6))
+    assert not env.lifted.any() and env.near_steps.abs().sum() == 0 and env.successes.abs().sum() == 0
+
+
+def test_objects_start_above_the_table(make_still):
+    env = make_still(4000)
+    position, quaternion = env.engine.qpos[:, 23:26].double().numpy(), env.engine.qpos[:, 26:30].double().numpy()
+    assert (np.abs(position[:, :2]) <= 0.1).all() and (position[:, 2] >= 0.61 - 1e-6).all()
+    assert position[:, :2].std(0) == pytest.approx([0.1 / math.sqrt(3.0)] * 2, abs=0.002)
+    signs = np.array([[x, y, z] for x in (-1, 1) for y in (-1, 1) for z in (-1, 1)])
+    lowest, matrix, scales = np.zeros(4000), np.zeros(9), scene.object_scales()
+    for i in range(4000):
+        mujoco.mju_quat2Mat(matrix, quaternion[i])
+        corners = signs * 0.025 * scales[i % 947]
+        lowest[i] = (position[i] + corners @ matrix.reshape(3, 3).T)[:, 2].min()
+    assert lowest.min() >= 0.535 - 1e-5
+    raised = position[:, 2] > 0.65 + 1e-6
+    assert raised.sum() > 20 and np.abs(lowest[raised] - 0.535).max() < 1e-5  # no higher than needed
+    products = quaternion.T @ quaternion / 4000  # uniform over rotations: the identity / 4
+    assert np.abs(products - np.eye(4) / 4).max() < 0.02
+
+
+def test_goals_fill_their_box(make_still):
+    goal = make_still(4000).goal
+    assert goal[:, :3].amin(0).tolist() == pytest.approx([-0.4, 0.0, 0.68], abs=0.005)
+    assert goal[:, :3].amax(0).tolist() == pytest.approx([0.4, 0.35, 1.05], abs=0.005)
+    assert (goal[:, 3:] == torch.tensor([1.0, 0.0, 0.0, 0.0])).all()
+
+
+def test_every_environment_has_the_object_of_its_number(make_still):
+    env = make_still(950)
+    scales = scene.object_scales()
+    assert torch.equal(env.object_scale, torch.tensor(np.concatenate([scales, scales[:3]])).float())
+    assert len(env.engine.models) == 947 and env.engine.substeps == scene.SUBSTEPS
+    for index in (0, 1, 500, 946):
+        size = env.engine.models[index].geom("object").size
+        assert size.tolist() == pytest.approx((0.025 * scales[index]).tolist())
+    assert torch.allclose(env.observe()[:, 87:90], env.object_scale)
+
+
+def test_memories_start_from_the_reset_state(make_still):
+    env = make_still(3)
+    fingertip_distance, keypoint_distance = env.fingertip_distance(), env.keypoint_distance()
+    assert torch.equal(env.closest_fingertip, fingertip_distance)
+    assert torch.equal(env.closest_keypoint, keypoint_distance)
+    assert torch.allclose(keypoint_distance, (env.engine.qpos[:, 23:26] - env.goal[:, :3]).norm(dim=1))
+
+
+def test_the_last_reward_is_observed_until_the_reset(make_still):
+    env = make_still(2)
+    assert env.observe()[:, 98].tolist() == [0.0, 0.0]
+    put_object(env, 0, [0.0, 0.0, 0.09])
+    for index in range(2):
+        env.closest_fingertip[index] = env.fingertip_distance()[index] + torch.tensor([0.1, 0.0, 0.0, 0.0])
+    obs, reward, terminated, _, info = act(env)
+    assert terminated.tolist() == [True, False] and (reward > 4.0).all()
+    assert torch.allclose(info["final_obs"][:, 98], 0.01 * reward)
+    assert obs[:, 98].tolist() == pytest.approx([0.0, 0.01 * reward[1].item()])
+
+
+# -------------------------------------------------------------------- with physics
+
+
+def random_actions(num_envs, seed):
+    generator = torch.Generator().manual_seed(seed)
+    while True:
+        yield 2.0 * torch.rand(num_envs, 23, generator=generator) - 1.0
+
+
+def test_contract():
+    env = envs.make(ENV_ID, 3)
+    assert (env.num_obs, env.num_actions, env.max_episode_steps, env.engine_name) == (99, 23, 400, env.engine.name)
+    obs = env.reset()
+    assert obs.shape == (3, 99) and obs.dtype == torch.float32
+    obs, reward, terminated, truncated, info = env.step(torch.zeros(3, 23))
+    assert obs.shape == (3, 99) and reward.shape == (3,) and reward.dtype == torch.float32
+    assert terminated.dtype == truncated.dtype == info["episode"]["done"].dtype == torch.bool
+    assert torch.equal(info["final_obs"], obs)
+
+
+CORNERS = np.array([[1, 1, 1], [1, 1, -1], [-1, -1, 1], [-1, -1, -1]])
+
+
+@pytest.mark.parametrize("env_id, pattern", [
+    ("AllegroKukaRegrasping", 0 * CORNERS[:1]), ("AllegroKukaThrow", 0 * CORNERS[:1]),
+    ("AllegroKukaReorientation", CORNERS),
+])  # fmt: skip
+def test_observation_layout(env_id, pattern):
+    """Every slice against MuJoCo's own kinematics of the same state."""
+    env = envs.make(env_id, 2, seed=3)
+    env.reset()
+    actions = random_actions(2, 0)
+    for _ in range(5):
+        obs, reward, *_ = env.step(next(actions))
+    env.successes[:] = 3.0
+    env.lifted[1] = True
+    obs = env.observe().double().numpy()
+    for i in range(2):
+        model = env.engine.models[i]
+        scale = scene.object_scales(env.object_families)[i]
+        data = mujoco.MjData(model)
+        data.qpos[:], data.qvel[:] = env.engine.qpos[i].double().numpy(), env.engine.qvel[i].double().numpy()
+        mujoco.mj_forward(model, data)
+
+        def point(name, offset):
+            return data.body(name).xpos + data.body(name).xmat.reshape(3, 3) @ offset
+
+        def motion(name):
+            spin_and_speed = np.zeros(6)
+            kind = mujoco.mjtObj.mjOBJ_XBODY
+            mujoco.mj_objectVelocity(model, data, kind, data.body(name).id, spin_and_speed, 0)
+            w, x, y, z = data.body(name).xquat
+            return [x, y, z, w, *spin_and_speed[3:], *spin_and_speed[:3]]
+
+        palm, box = point("iiwa7_link_7", [0, -0.02, 0.16]), data.body("object").xpos
+        matrix = np.zeros(9)
+        mujoco.mju_quat2Mat(matrix, env.goal[i, 3:].double().numpy())
+        of_object = np.array([point("object", 0.0375 * scale * corner) for corner in pattern])
+        of_goal = [env.goal[i, :3].numpy() + matrix.reshape(3, 3) @ (0.0375 * scale * corner) for corner in pattern]
+        offsets = [[0.05, 0.005, 0]] * 3 + [[0.06, 0.005, 0]]
+        fingers = ["index_link_3", "middle_link_3", "ring_link_3", "thumb_link_3"]
+        tips = np.array([point(name, offset) for name, offset in zip(fingers, offsets)])
+        lower, upper = model.jnt_range[:23].T
+        expected = [
+            *(2 * (data.qpos[:23] - lower) / (upper - lower) - 1), *data.qvel[:23], *palm,
+            *motion("iiwa7_link_7"), *motion("object"), *(tips - palm).flatten(),
+            *(of_object - palm).flatten(), *(of_object - of_goal).flatten(), *scale,
+            env.closest_keypoint[i], *env.closest_fingertip[i], float(i == 1), math.log(5 / 10 + 1),
+            math.log(4), 0.01 * reward[i],
+        ]  # fmt: skip
+        assert len(expected) == env.num_obs == 93 + 6 * len(pattern)
+        assert obs[i] == pytest.approx(np.clip(np.array(expected, float), -10.0, 10.0), abs=2e-4)
+        assert (env.closest_fingertip[i].numpy() <= np.linalg.norm(tips - box, axis=1) + 1e-5).all()
+
+
+def test_observation_is_clamped():
+    env = envs.make(ENV_ID, 2)
+    env.reset()
+    env.last_reward[:] = torch.tensor([30.0, -30.0])
+    assert env.observe()[:, 98].tolist() == [10.0, -10.0]
+
+
+def test_reset_where_leaves_the_others_untouched():
+    env = envs.make(ENV_ID, 4)
+    env.reset()
+    actions = random_actions(4, 0)
+    for _ in range(20):
+        env.step(next(actions))
+    env.near_steps += 7
+    before, obs = env.state_dict(), env.observe()
+    mask = torch.tensor([True, False, True, False])
+    env.reset_where(mask)
+    after = env.state_dict()
+    for name in env._tensor_names():
+        if before[name].shape[:1] == (4,):
+            assert torch.equal(before[name][~mask], after[name][~mask]), name
+        elif name != "generator":
+            assert torch.equal(before[name], after[name]), name
+    assert torch.equal(before["engine"]["state"][~mask], after["engine"]["state"][~mask])
+    assert torch.equal(obs[~mask], env.observe()[~mask])
+    assert (before["engine"]["state"] != after["engine"]["state"])[mask].any(1).all()
+    env.reset_where(torch.zeros(4, dtype=torch.bool))
+    assert torch.equal(env.state_dict()["engine"]["state"], after["engine"]["state"])
+
+
+def test_checkpoint_continues_bitwise():
+    """Through successes, falls and time limits: each happens to some environment after the checkpoint."""
+
+    def follow(env, actions):
+        history = []
+        for action in actions:
+            obs, reward, terminated, truncated, info = env.step(action)
+            history += [obs, reward, terminated, truncated, info["final_obs"], *info["metrics"].values()]
+        return history
+
+    source = random_actions(4, 0)
+    actions = [next(source) for _ in range(40)]
+    env = envs.make(ENV_ID, 4, seed=1)
+    env.reset()
+    env.tolerance.fill_(FAR)  # a success every 30 steps
+    follow(env, actions[:20])
+    env.episode_step[0], env.successes[1] = 395, 49.0
+    state = env.state_dict()
+    uninterrupted = follow(env, actions[20:])
+    resumed = envs.make(ENV_ID, 4, seed=2)
+    resumed.reset()
+    resumed.load_state_dict(state)
+    again = follow(resumed, actions[20:])
+    assert all(torch.equal(a, b) for a, b in zip(uninterrupted, again))
+    assert resumed.finished_successes.tolist() == [0.0, 50.0, 0.0, 0.0] and resumed.successes.tolist() == [0, 0, 1, 1]
+
+
+def test_physics_that_breaks_does_not_end_the_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # MuJoCo writes MUJOCO_LOG.TXT where it runs
+    env = envs.make(ENV_ID, 3)
+    env.reset()
+    env.push_force[2] = 1e15
+    obs, reward, terminated, _, info = env.step(torch.zeros(3, 23))
+    assert terminated.tolist() == [False, False, True] and reward[2].item() == 0.0
+    assert obs.isfinite().all() and info["final_obs"].isfinite().all() and info["metrics"]["nan_worlds"].item() == 1
+    _, _, terminated, _, info = env.step(torch.zeros(3, 23))
+    assert not terminated.any() and info["metrics"]["nan_worlds"].item() == 1
+
+
+def test_render_shows_the_goal():
+    env = envs.make(ENV_ID, 2)
+    env.reset()
+    try:
+        image = env.render(1)
+    except RuntimeError as error:
+        pytest.skip(str(error))
+    assert image.shape == (480, 640, 3) and image.dtype == np.uint8
+    env.draw_goal = lambda: torch.tensor([0.0, 0.0, 1.0, 1.0, 0.0, 0.0, 0.0]).expand(2, 7)
+    env.set_goal(torch.tensor([False, True]))
+    assert 50 < (image != env.render(1)).any(2).sum() < 5000  # a small ball, there and here

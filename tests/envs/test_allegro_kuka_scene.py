@@ -1,0 +1,204 @@
+"""The robot and the scene: published numbers, and physics that is at rest when it should be."""
+
+import mujoco
+import numpy as np
+import pytest
+
+from envs.models import allegro_kuka_scene as scene
+from envs.models import allegro_kuka as robot
+
+START = np.clip(robot.DEFAULT_POSE, robot.JOINT_LOWER, robot.JOINT_UPPER)
+TABLE_TOP = 0.53
+# World positions (m) at the default pose, base at (0, 0.8, 0), from the published robot description.
+PALM_POSITION = (-0.000114, 0.241976, 0.72351)
+PALM_CENTRE = (0.014022, 0.084465, 0.692039)
+LINK_POSITIONS = [
+    (0.064607, -0.051904, 0.693951),
+    (0.011456, -0.054527, 0.693566),
+    (-0.041694, -0.051863, 0.69376),
+    (0.134756, 0.13504, 0.727844),
+]
+FINGERTIPS = [
+    (0.06897, -0.100874, 0.683562),
+    (0.011462, -0.103684, 0.683148),
+    (-0.046046, -0.100831, 0.683355),
+    (0.194964, 0.135266, 0.727975),
+]
+
+
+@pytest.fixture(scope="module")
+def model():
+    return scene.build_scene().compile()
+
+
+def start(model, pose=START, object_pos=(2.0, 2.0, 0.025)):
+    """Data with the robot in `pose`, targets there too, and the object at `object_pos`, by default out of the way."""
+    data = mujoco.MjData(model)
+    data.qpos[:23] = data.ctrl[:] = pose
+    data.qpos[23:] = [*object_pos, 1, 0, 0, 0]
+    mujoco.mj_forward(model, data)
+    return data
+
+
+def steps(seconds):
+    return round(seconds / scene.TIMESTEP)
+
+
+def contact_bodies(model, data):
+    return [{model.body(model.geom_bodyid[g]).name for g in (c.geom1, c.geom2)} for c in data.contact]
+
+
+def test_joint_order_limits_and_masses(model):
+    assert (model.nq, model.nv, model.nu) == (30, 29, 23)
+    assert [model.joint(i).name for i in range(24)] == robot.JOINT_NAMES + ["object"]
+    assert [model.actuator(i).trnid[0] for i in range(23)] == list(range(23))
+    assert np.allclose(model.jnt_range[:23], np.stack([robot.JOINT_LOWER, robot.JOINT_UPPER], 1))
+    assert np.allclose(model.jnt_range[[0, 1, 6]], [[-2.96706, 2.96706], [-2.0944, 2.0944], [-3.05433, 3.05433]])
+    hand = [[-0.558489, 0.558489], [-0.279244, 1.727825], [0.279244, 1.57075]]
+    assert np.allclose(model.jnt_range[[7, 8, 19]], hand, atol=1e-5)
+    assert np.allclose(model.actuator_gainprm[:, 0], 40)
+    assert np.allclose(model.actuator_biasprm[:, 1:3], (-40, -5))
+    assert np.allclose(model.actuator_forcerange[:, 1], [300] * 7 + [0.35] * 16)
+    assert model.body(robot.PALM_BODY).mass == pytest.approx(3.6944)
+    assert model.body("index_link_2").mass == pytest.approx(0.131691)
+    assert model.body_mass.sum() == pytest.approx(28.9541 + 0.05, abs=1e-3)
+
+
+def test_inertias_are_possible(model):
+    for inertia in model.body_inertia[model.body_mass > 0]:
+        assert inertia.min() > 0 and 2 * inertia.max() <= inertia.sum() * (1 + 1e-6)
+
+
+def test_forward_kinematics(model):
+    data = start(model, robot.DEFAULT_POSE)
+
+    def point(name, offset):
+        body = data.body(name)
+        return body.xpos + body.xmat.reshape(3, 3) @ offset
+
+    assert np.allclose(data.body(robot.PALM_BODY).xpos, PALM_POSITION, atol=1e-5)
+    assert np.allclose(point(robot.PALM_BODY, robot.PALM_OFFSET), PALM_CENTRE, atol=1e-5)
+    for i, body in enumerate(robot.FINGERTIP_BODIES):
+        assert np.allclose(data.body(body).xpos, LINK_POSITIONS[i], atol=1e-5)
+        assert np.allclose(point(body, robot.FINGERTIP_OFFSETS[i]), FINGERTIPS[i], atol=1e-5)
+
+
+def test_two_robots_fit_into_one_spec():
+    spec = mujoco.MjSpec()
+    robot.add_allegro_kuka(spec, (-1.1, 0, 0), np.pi / 2, "left_")
+    robot.add_allegro_kuka(spec, (1.1, 0, 0), -np.pi / 2, "right_")
+    model = spec.compile()
+    data = mujoco.MjData(model)
+    pose = robot.DEFAULT_POSE.copy()
+    pose[3] = 1.6
+    data.qpos[:] = np.tile(pose, 2)
+    mujoco.mj_forward(model, data)
+    assert np.allclose(data.body("left_" + robot.PALM_BODY).xpos, (-0.631132, -9.5e-05, 0.749028), atol=1e-5)
+    assert np.allclose(data.body("right_index_link_3").xpos, (0.338028, -0.064625, 0.785485), atol=1e-5)
+
+
+def test_nothing_touches_at_the_default_pose(model):
+    for pose in (robot.DEFAULT_POSE, START):
+        assert all("object" in pair for pair in contact_bodies(model, start(model, pose)))
+
+
+def test_shapes_do_not_overlap_for_want_of_space(model):
+    """Fingers may collide in random poses, but no pair of bodies does so in nearly all of them."""
+    data, rng, counts = start(model), np.random.default_rng(0), {}
+    for _ in range(300):
+        data.qpos[7:23] = rng.uniform(robot.JOINT_LOWER[7:], robot.JOINT_UPPER[7:])
+        mujoco.mj_kinematics(model, data)
+        mujoco.mj_collision(model, data)
+        for pair in {frozenset(pair) for pair in contact_bodies(model, data)} - {frozenset(("world", "object"))}:
+            counts[pair] = counts.get(pair, 0) + 1
+    assert max(counts.values()) < 0.2 * 300
+
+
+def test_a_robot_at_rest_stays_at_rest(model):
+    data = start(model)
+    for _ in range(steps(2.0)):
+        mujoco.mj_step(model, data)
+    assert np.abs(data.qpos[:23] - START).max() < 1e-4
+    assert np.abs(data.qvel[:23]).max() < 1e-4
+
+
+def test_fingers_reach_their_targets_at_a_believable_speed(model):
+    """The reason for the armature and damping of the hand: without them it spins at hundreds of rad/s."""
+    data, rng = start(model), np.random.default_rng(0)
+    model.opt.disableflags |= mujoco.mjtDisableBit.mjDSBL_CONTACT.value
+    speeds = []
+    for _ in range(10):
+        before = data.qpos[7:23].copy()
+        goal = data.ctrl[7:] = rng.uniform(robot.JOINT_LOWER[7:], robot.JOINT_UPPER[7:])
+        overshoot = np.zeros(16)
+        for _ in range(steps(1.0)):
+            mujoco.mj_step(model, data)
+            speeds.append(np.abs(data.qvel[7:23]).max())
+            overshoot = np.maximum(overshoot, (data.qpos[7:23] - goal) * np.sign(goal - before))
+        assert overshoot.max() < 0.06
+        assert np.abs(data.qpos[7:23] - goal).mean() < 0.02
+    model.opt.disableflags &= ~mujoco.mjtDisableBit.mjDSBL_CONTACT.value
+    assert 5.0 < max(speeds) < 1.1 * robot.HAND_SPEED
+
+
+def test_object_scales():
+    scales = scene.object_scales()
+    assert scales.shape == (947, 3) and len(np.unique(scales, axis=0)) == 938
+    assert scales[:4].tolist() == [[4.0, 0.75, 1.0], [1.0, 2.5, 1.0], [1.25, 0.66, 3.0], [3.0, 0.75, 1.1]]
+    checksum = (scales * np.arange(1, 948)[:, None]).sum(0)  # of the whole order
+    assert checksum == pytest.approx((687216.43, 684882.37, 702790.07))
+    masses = scales.prod(1) * scene.OBJECT_BASE_SIZE**3 * scene.OBJECT_DENSITY
+    assert masses.min() == pytest.approx(0.05) and masses.max() == pytest.approx(0.75)
+
+
+def test_scenes_differ_in_the_object_alone():
+    scales = scene.object_scales()[:2]
+    models = [scene.build_scene(scale).compile() for scale in scales]
+    assert models[0].signature == models[1].signature
+    for model, scale in zip(models, scales):
+        assert model.body(scene.OBJECT_BODY).mass[0] == pytest.approx(0.05 * scale.prod())
+        assert np.allclose(model.geom("object").size, 0.025 * scale)
+
+
+@pytest.mark.parametrize("scale", [(1, 1, 1), (0.5, 1.5, 2), (3.5, 3.5, 1), (1, 1, 6)])
+def test_a_dropped_box_comes_to_rest_on_the_table(scale):
+    model = scene.build_scene(scale).compile()
+    half_height = 0.025 * scale[2]
+    data = start(model, [0.0] * 23, (0, 0, TABLE_TOP + half_height + 0.05))  # the arm straight up
+    for _ in range(steps(1.5)):
+        mujoco.mj_step(model, data)
+    rest = data.qpos[23:].copy()
+    assert abs(rest[2] - TABLE_TOP - half_height) < 0.002
+    for _ in range(steps(2.0)):
+        mujoco.mj_step(model, data)
+    assert np.abs(data.qpos[23:] - rest).max() < 1e-4
+    assert min(data.contact.dist) > -0.002
+
+
+@pytest.mark.parametrize("scale", [(1, 1, 1), (2, 2, 1), (3, 1, 1)])
+def test_a_box_that_starts_inside_the_hand_is_not_shot_off(scale):
+    """The reason for the damping of the contacts: critically damped, boxes leave at 5 to 7 m/s."""
+    model, rng = scene.build_scene(scale).compile(), np.random.default_rng(0)
+    for _ in range(60):
+        quaternion = rng.standard_normal(4)
+        data = start(model, object_pos=PALM_CENTRE + rng.uniform(-0.04, 0.04, 3))
+        data.qpos[26:] = quaternion / np.linalg.norm(quaternion)
+        for _ in range(steps(0.25)):
+            mujoco.mj_step(model, data)
+            assert np.linalg.norm(data.qvel[23:26]) < 4.0
+
+
+def test_a_flying_box_keeps_its_energy():
+    model = scene.build_scene((1, 2, 3)).compile()
+    data = start(model, object_pos=(2, 2, 3))
+    data.qvel[23:] = [0.5, 0, 2.0, 3.0, 2.0, 1.0]
+    mass, inertia = model.body("object").mass[0], model.body("object").inertia
+
+    def energy():
+        v, w = data.qvel[23:26], data.qvel[26:29]
+        return 0.5 * mass * v @ v + mass * 9.81 * data.qpos[25], 0.5 * inertia @ w**2
+
+    before = energy()
+    for _ in range(steps(0.6)):
+        mujoco.mj_step(model, data)
+    assert energy() == pytest.approx(before, rel=0.02)

@@ -1,0 +1,389 @@
+"""FrankaCubePush and FrankaCubeStack: every term and every rule with hand-made states, then with physics."""
+
+import math
+import os
+
+import mujoco
+import numpy as np
+import pytest
+import torch
+
+import envs
+from envs.models import franka as robot
+from envs.tasks import franka_cube as task
+from tests.envs.still_engine import StillEngine
+
+IDS = ["FrankaCubePush", "FrankaCubeStack"]
+both = pytest.mark.parametrize("env_id", IDS)
+TABLE_TOP = 1.025
+
+
+@pytest.fixture
+def make_still(monkeypatch):
+    monkeypatch.setattr(task, "make_engine", StillEngine)
+
+    def make(env_id, num_envs=3, seed=1):
+        env = envs.make(env_id, num_envs, seed=seed)
+        data = mujoco.MjData(env.engine.models[0].compile())
+        data.qpos[:9] = robot.DEFAULT_POSE
+        mujoco.mj_forward(data.model, data)
+        bodies = [data.body(name) for name in env.engine.bodies]
+        env.engine.body_pos[:] = torch.tensor(np.array([body.xpos for body in bodies]))
+        env.engine.body_quat[:] = torch.tensor(np.array([body.xquat for body in bodies]))
+        env.reset()
+        return env
+
+    return make
+
+
+def put_cube(env, index, offset):
+    """Cube A in one environment, from its target."""
+    env.engine.qpos[index, 9:12] = env.target()[index] + torch.tensor(offset)
+
+
+def act(env, action=None):
+    return env.step(torch.zeros(env.num_envs, 7) if action is None else action)
+
+
+# -------------------------------------------------------------------- push: the reward, term by term
+
+
+def push(x, y=0.0, z=TABLE_TOP + 0.025, steps_left=100):
+    """push_terms of one cube at x, y from its goal."""
+    cube, goal = torch.tensor([[0.1 + x, -0.2 + y, z]]), torch.tensor([[0.1, -0.2, TABLE_TOP + 0.025]])
+    terms, reached, lost = task.push_terms(cube, goal, torch.tensor([steps_left]))
+    return {name: value.item() for name, value in terms.items()}, reached.item(), lost.item()
+
+
+@pytest.mark.parametrize("x, y, near", [(0.1, 0.0, 0.476812), (0.03, 0.04, 1.075766), (0.0, -0.3, 0.009890)])
+def test_push_pays_for_being_near_in_the_plane(x, y, near):
+    """2 (1 - tanh(10 d)): d = 0.1, 0.05 and 0.3 m."""
+    terms, reached, lost = push(x, y)
+    assert terms["near"] == pytest.approx(near, abs=1e-5) and not reached and not lost
+    assert terms["reached"] == terms["failed"] == 0.0
+    assert push(x, y, z=0.025)[0]["near"] == pytest.approx(near, abs=1e-5)  # wherever it is
+
+
+@pytest.mark.parametrize("steps_left", [300, 17, 1])
+def test_push_pays_four_per_step_left_when_the_goal_is_reached(steps_left):
+    terms, reached, lost = push(0.003, 0.0039, steps_left=steps_left)
+    assert reached and not lost and terms == {"reached": 4.0 * steps_left, "near": 0.0, "failed": 0.0}
+    terms, reached, _ = push(0.003, 0.0041, steps_left=steps_left)
+    assert not reached and terms["reached"] == 0.0
+
+
+def test_push_is_lost_when_the_cube_is_lifted():
+    terms, reached, lost = push(0.1, z=TABLE_TOP + 0.0901)
+    assert lost and not reached
+    assert terms == {"reached": 0.0, "near": 0.0, "failed": pytest.approx(5.0 * (0.238406 - 1.0), abs=1e-5)}
+    assert not push(0.1, z=TABLE_TOP + 0.0899)[2]
+    terms, reached, lost = push(0.0, z=TABLE_TOP + 0.0901)
+    assert lost and reached and terms == {"reached": 400.0, "near": 0.0, "failed": 0.0}  # both: it counts
+
+
+def test_push_costs_when_time_runs_out():
+    terms, reached, lost = push(0.1, steps_left=1)
+    assert terms["failed"] == pytest.approx(-3.80797, abs=1e-5) and terms["near"] == 0.0 and not reached and not lost
+    assert push(0.1, steps_left=2)[0]["failed"] == 0.0
+
+
+def test_push_episode(make_still):
+    env = make_still("FrankaCubePush", 4)
+    for index, offset in enumerate([[0.1, 0.0, 0.0], [0.004, 0.0, 0.0], [0.1, 0.0, 0.07], [0.1, 0.0, 0.0]]):
+        put_cube(env, index, offset)
+    env.episode_step[3] = 299
+    goal = env.goal.clone()
+    obs, reward, terminated, truncated, info = act(env)
+    assert reward.tolist() == pytest.approx([0.476812, 1200.0, -3.80797, -3.80797], abs=1e-3)
+    assert terminated.tolist() == [False, True, True, False] and truncated.tolist() == [False, False, False, True]
+    assert info["episode"]["objective"].tolist() == [0.0, 1.0, 0.0, 0.0]
+    assert info["metrics"]["success_rate"].item() == 0.25
+    assert info["metrics"]["reward_reached"].item() == 300.0 and info["metrics"]["reward_near"].item() == 0.0
+    assert info["metrics"]["reward_failed"].item() == pytest.approx(-1.903985, abs=1e-5)
+    assert torch.equal(env.goal[0], goal[0]) and (env.goal[1:] != goal[1:]).any(1).all()
+    assert env.term_sums.tolist() == [[0.0, pytest.approx(0.476812, abs=1e-5), 0.0], [0.0] * 3, [0.0] * 3, [0.0] * 3]
+    assert info["final_obs"][1, 7:10].tolist() == pytest.approx([-0.004, 0.0, 0.0], abs=1e-6)
+
+
+def test_push_pays_less_for_a_later_success(make_still):
+    env = make_still("FrankaCubePush", 2)
+    put_cube(env, 0, [0.0, 0.0, 0.0])
+    put_cube(env, 1, [0.0, 0.0, 0.0])
+    env.episode_step[:] = torch.tensor([99, 299])
+    _, reward, terminated, truncated, _ = act(env)
+    assert reward.tolist() == [804.0, 4.0] and terminated.all() and not truncated.any()
+
+
+# -------------------------------------------------------------------- stack: the reward, term by term
+
+
+def stack(cube, base=(0.0, 0.0, TABLE_TOP + 0.035), grip=(1.0, 0.0, 0.0), tips=None):
+    """stack_terms of one cube; grip site and tips given from the cube's centre."""
+    tips = [grip, grip] if tips is None else tips
+    cube, base = torch.tensor([cube]), torch.tensor([base])
+    terms, stacked = task.stack_terms(cube, base, cube[:, None] + torch.tensor([[grip, *tips]]))
+    return {name: value.item() for name, value in terms.items()}, stacked.item()
+
+
+def test_reach_pays_for_the_mean_distance_of_grip_site_and_tips():
+    assert stack((0.3, 0.0, TABLE_TOP + 0.025), grip=(0.1, 0.0, 0.0))[0]["reach"] == pytest.approx(0.0238406, abs=1e-6)
+    tips = [(0.0, 0.05, 0.0), (0.0, 0.0, -0.15)]
+    terms, stacked = stack((0.3, 0.0, TABLE_TOP + 0.025), grip=(0.06, 0.0, 0.08), tips=tips)
+    assert terms["reach"] == pytest.approx(0.1 * (1.0 - math.tanh(1.0)))  # (0.1 + 0.05 + 0.15) / 3
+    assert terms["lift"] == terms["align"] == terms["stacked"] == 0.0 and not stacked
+
+
+def test_lift_pays_nine_centimetres_above_the_table():
+    assert stack((0.3, 0.0, TABLE_TOP + 0.0901))[0]["lift"] == 1.5
+    assert stack((0.3, 0.0, TABLE_TOP + 0.0899))[0]["lift"] == 0.0
+
+
+def test_align_pays_for_being_near_the_top_of_the_other_cube_once_lifted():
+    terms, stacked = stack((0.03, 0.04, TABLE_TOP + 0.095), grip=(0.0, 0.0, 0.0))  # 5 cm away in the plane
+    assert terms["align"] == pytest.approx(2.0 * 0.537883, abs=1e-5) and not stacked
+    assert terms["reach"] == pytest.approx(0.1) and terms["lift"] == 1.5
+    assert stack((0.0, 0.0, TABLE_TOP + 0.195))[0]["align"] == pytest.approx(0.476812, abs=1e-5)  # 10 cm too high
+    assert stack((0.1, 0.0, TABLE_TOP + 0.05))[0]["align"] == 0.0  # not lifted
+
+
+def test_reach_pays_as_much_as_the_alignment_of_a_cube_let_go():
+    terms, _ = stack((0.03, 0.04, TABLE_TOP + 0.095), grip=(1.0, 0.0, 0.0))
+    assert terms["reach"] == pytest.approx(0.1 * 0.537883, abs=1e-6)
+
+
+@pytest.mark.parametrize("cube, grip, stacked", [
+    ((0.0, 0.0, 0.095), 0.041, True), ((0.0, 0.0, 0.095), 0.039, False),  # let go
+    ((0.012, 0.0159, 0.095), 0.1, True), ((0.012, 0.0161, 0.095), 0.1, False),  # 2 cm in the plane
+    ((0.0, 0.0, 0.1149), 0.1, True), ((0.0, 0.0, 0.1151), 0.1, False),  # 2 cm in height
+    ((0.0, 0.0, 0.0751), 0.1, True), ((0.0, 0.0, 0.0749), 0.1, False),
+])  # fmt: skip
+def test_stacked_is_on_top_and_let_go(cube, grip, stacked):
+    terms, result = stack((cube[0], cube[1], TABLE_TOP + cube[2]), grip=(grip, 0.0, 0.0))
+    assert result == stacked
+    if stacked:
+        assert terms == {"reach": 0.0, "lift": 0.0, "align": 0.0, "stacked": 16.0}
+    else:
+        assert terms["stacked"] == 0.0 and terms["reach"] > 0.0
+
+
+def test_stack_episode(make_still):
+    env = make_still("FrankaCubeStack", 4)
+    put_cube(env, 0, [0.0, 0.0, 0.06])
+    put_cube(env, 1, [0.03, 0.04, 0.06])
+    put_cube(env, 2, [0.03, 0.04, 0.06])
+    env.engine.body_pos[:, 9:] = env.engine.qpos[:, None, 9:12]
+    env.engine.body_pos[0, 9, 2] += 0.05
+    env.episode_step[2] = 299
+    obs, reward, terminated, truncated, info = act(env)
+    held = 0.1 + 1.5 + 2.0 * 0.537883
+    assert reward[:3].tolist() == pytest.approx([16.0, held, held], abs=1e-4)
+    assert terminated.tolist() == [True, False, False, False] and truncated.tolist() == [False, False, True, False]
+    assert info["episode"]["objective"].tolist() == [1.0, 0.0, 0.0, 0.0]
+    metrics = {name: value.item() for name, value in info["metrics"].items()}
+    assert metrics == {
+        "success_rate": 0.25, "nan_worlds": 0, "reward_stacked": 4.0, "reward_lift": 0.375,
+        "reward_reach": pytest.approx(0.025), "reward_align": pytest.approx(0.2689415, abs=1e-5),
+    }  # fmt: skip
+
+
+# -------------------------------------------------------------------- what both share
+
+
+@both
+def test_a_broken_world_earns_nothing_and_is_reset(make_still, env_id):
+    env = make_still(env_id)
+    put_cube(env, 1, [0.0, 0.0, 0.06 if env_id == "FrankaCubeStack" else 0.0])  # a success
+    env.engine.broken[1] = True
+    obs, reward, terminated, truncated, info = act(env)
+    assert terminated.tolist() == [False, True, False] and not truncated.any() and reward[1].item() == 0.0
+    assert info["episode"]["objective"][1].item() == 0.0 and info["metrics"]["nan_worlds"].item() == 1
+    assert torch.equal(obs[[0, 2]], info["final_obs"][[0, 2]]) and not torch.equal(obs[1], info["final_obs"][1])
+    env.engine.broken[:] = False
+    _, _, terminated, _, info = act(env)
+    assert not terminated.any() and info["metrics"]["nan_worlds"].item() == 1
+
+
+@both
+def test_an_episode_has_300_steps(make_still, env_id):
+    env = make_still(env_id, 1)
+    ends = [act(env)[3].item() for _ in range(600)]
+    assert [i + 1 for i, end in enumerate(ends) if end] == [300, 600]
+
+
+def test_gripper(make_still):
+    env = make_still("FrankaCubePush", 4)
+    action = torch.zeros(4, 7)
+    action[:, 6] = torch.tensor([1.0, 0.0, -0.01, -1.0])
+    act(env, action)
+    opening = torch.tensor([0.04, 0.04, 0.0, 0.0])
+    assert torch.equal(env.engine.ctrl[:, 7:], opening[:, None].expand(4, 2))
+
+
+def test_an_action_is_an_acceleration_of_the_hand(make_still):
+    """150 / s^2 times 0.1 m or 0.5 rad in world axes; nothing at rest in the default pose without an action."""
+    env = make_still("FrankaCubePush", 7)
+    env.engine.qpos[:, :9] = env.joint_default
+    act(env, torch.cat([torch.eye(7)[:, :6] * 0.02, torch.zeros(7, 1)], 1))
+    torque = env.engine.ctrl[:, :7]
+    jacobian, mass = env.controller.dynamics(env.engine.body_pos[:, :9], env.engine.body_quat[:, :9])
+    acceleration = (jacobian @ torch.linalg.solve(mass, torque[..., None])).squeeze(2)
+    expected = torch.zeros(7, 6)
+    expected[:6] = torch.diag(0.02 * 150.0 * torch.tensor([0.1, 0.1, 0.1, 0.5, 0.5, 0.5]))
+    assert (acceleration - expected).abs().max() < 0.005
+    assert torque[6].abs().max() < 1e-5 and torque[:6].abs().amax(1).min() > 0.01
+
+
+def test_the_hand_is_braked_by_the_velocity_of_the_grip_site(make_still):
+    env = make_still("FrankaCubePush", 1)
+    env.engine.qpos[:, :9] = env.joint_default
+    env.engine.body_linvel[:] = 9.0
+    env.engine.body_linvel[0, 9] = torch.tensor([0.02, 0.0, 0.0])
+    env.engine.body_angvel[0, 9] = torch.tensor([0.0, 0.0, 0.1])
+    act(env)
+    jacobian, mass = env.controller.dynamics(env.engine.body_pos[:, :9], env.engine.body_quat[:, :9])
+    acceleration = jacobian @ torch.linalg.solve(mass, env.engine.ctrl[:, :7, None])
+    assert acceleration.flatten().tolist() == pytest.approx([-0.489898, 0, 0, 0, 0, -2.44949], abs=0.005)
+
+
+@both
+def test_reset_distribution(make_still, env_id):
+    env = make_still(env_id, 4000)
+    stack, joints, velocity = env_id == "FrankaCubeStack", env.engine.qpos[:, :9], env.engine.qvel
+    default = torch.tensor(robot.DEFAULT_POSE).float()
+    offset = (joints - default)[:, :7]
+    assert offset.abs().max() <= 0.25 + 1e-6 and (offset.amax(0) > 0.245).all() and (offset.amin(0) < -0.245).all()
+    assert offset.std(0).tolist() == pytest.approx([0.25 / math.sqrt(3.0)] * 7, abs=0.005)
+    assert torch.equal(joints[:, 7:], torch.full((4000, 2), 0.035)) and (velocity == 0).all()
+    cube, target = env.cube(), env.target()
+    assert velocity.shape == (4000, 21 if stack else 15)
+    for position, half in ((cube[:, :3], 0.025), (target, 0.035 if stack else 0.025)):  # cube B not in the table
+        assert torch.allclose(position[:, 2], torch.tensor(TABLE_TOP + half))
+        assert position[:, :2].abs().max() <= 0.25 and (position[:, :2].abs().amax(0) > 0.245).all()
+    assert target[:, :2].std(0).tolist() == pytest.approx([0.25 / math.sqrt(3.0)] * 2, abs=0.005)
+    distance, least = (cube[:, :2] - target[:, :2]).norm(dim=1), 0.1697 if stack else 0.1414
+    assert (distance < least).sum() <= 3 and distance.min() < least + 0.01
+    for quaternion in [cube[:, 3:]] + [env.engine.qpos[:, 19:]] * stack:
+        yaw = 2.0 * torch.atan2(quaternion[:, 3], quaternion[:, 0])
+        assert (quaternion[:, 1:3] == 0).all() and torch.allclose(quaternion.norm(dim=1), torch.ones(4000))
+        assert 0.78 < yaw.max() <= 0.7851 and -0.7851 <= yaw.min() < -0.78 and yaw.mean().abs() < 0.03
+
+
+def test_a_cube_too_near_is_the_rare_case_and_then_the_farthest_draw(make_still, monkeypatch):
+    env = make_still("FrankaCubePush", 1)
+    draws = torch.zeros(1, 27)
+    draws[0, 11:19] = torch.tensor([0.1, 0.5, 0.2, 0.9, 0.8, 0.3, 0.6, 0.7])  # x of the eight draws, in 0.25 m
+    monkeypatch.setattr(env, "uniform", lambda low, high, *shape: draws)
+    env.reset()
+    assert env.cube()[0, :2].tolist() == pytest.approx([0.225, 0.0])  # the first that is 0.1414 m away: 0.9
+    draws[0, 14:19] = torch.tensor([0.1, 0.4, 0.3, 0.2, 0.1])
+    env.reset()
+    assert env.cube()[0, :2].tolist() == pytest.approx([0.125, 0.0])  # none is: the farthest
+
+
+def test_joints_start_within_their_limits(make_still, monkeypatch):
+    monkeypatch.setattr(task, "RESET_NOISE", 9.0)
+    env = make_still("FrankaCubePush", 100)
+    joints = env.engine.qpos[:, :9]
+    assert (joints >= env.joint_lower).all() and (joints <= env.joint_upper).all()
+    assert (joints == env.joint_lower).any(0)[:7].all()
+
+
+# -------------------------------------------------------------------- with physics
+
+
+def random_actions(num_envs, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    while True:
+        yield 2.0 * torch.rand(num_envs, 7, generator=generator) - 1.0
+
+
+@both
+def test_observation_layout(env_id):
+    """Every slice against MuJoCo's own kinematics of the same state."""
+    env = envs.make(env_id, 2, seed=3)
+    env.reset()
+    actions = random_actions(2)
+    for _ in range(10):
+        obs, *_ = env.step(next(actions))
+    model = robot.build_scene(env_id == "FrankaCubeStack").compile()
+    for i in range(2):
+        data = mujoco.MjData(model)
+        data.qpos[:] = env.engine.qpos[i].double().numpy()
+        mujoco.mj_forward(model, data)
+        cube, grip = data.body("cube_a"), data.body("panda_grip_site")
+        target = data.body("cube_b").xpos if env_id == "FrankaCubeStack" else env.goal[i].numpy()
+        w, x, y, z = cube.xquat
+        expected = [x, y, z, w, *cube.xpos, *(target - cube.xpos), *grip.xpos]
+        w, x, y, z = grip.xquat
+        expected += [x, y, z, w, *data.qpos[7:9]]
+        assert obs[i].tolist() == pytest.approx(expected, abs=1e-5)
+
+
+def test_observation_is_clamped(make_still):
+    env = make_still("FrankaCubePush", 1)
+    env.engine.qpos[0, 9:12] = torch.tensor([7.0, -7.0, 0.0])
+    assert env.observe()[0, 4:10].tolist() == pytest.approx([5.0, -5.0, 0.0, -5.0, 5.0, 1.05])
+
+
+@both
+def test_two_thousand_steps_stay_finite(env_id, tmp_path, monkeypatch):
+    """Half of the agents do nothing, half act at random; MuJoCo warns of nothing."""
+    monkeypatch.chdir(tmp_path)  # MuJoCo writes MUJOCO_LOG.TXT where it runs
+    env = envs.make(env_id, 6)
+    env.reset()
+    actions, ends = random_actions(6), 0
+    for _ in range(2000):
+        action = next(actions)
+        action[:3] = 0.0
+        obs, reward, terminated, truncated, info = env.step(action)
+        assert obs.isfinite().all() and reward.isfinite().all() and obs.abs().max() <= 5.0
+        ends += (terminated | truncated).sum().item()
+    assert ends >= 36 and info["metrics"]["nan_worlds"].item() == 0
+    assert not os.path.exists("MUJOCO_LOG.TXT")
+
+
+@both
+def test_physics_that_breaks_does_not_end_the_run(env_id, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    env = envs.make(env_id, 3)
+    env.reset()
+    too_fast = torch.full_like(env.engine.qvel, 1e15)
+    env.engine.set_state(torch.tensor([False, False, True]), env.engine.qpos.clone(), too_fast)
+    obs, reward, terminated, _, info = env.step(torch.zeros(3, 7))
+    assert terminated.tolist() == [False, False, True] and reward[2].item() == 0.0
+    assert obs.isfinite().all() and info["final_obs"].isfinite().all() and info["metrics"]["nan_worlds"].item() == 1
+
+
+# Of 4 environments over 50 random steps: sum of the rewards; means of the last grip position, quaternion, fingers; mean
+# speed of the fingers
+DIGESTS = {
+    "FrankaCubePush": (2.4806, 0.0008, 0.0982, 1.2578, 0.3282, 0.0200, 0.0948),
+    "FrankaCubeStack": (0.0966, 0.0008, 0.0982, 1.2578, 0.3282, 0.0200, 0.0948),
+}
+
+
+@both
+def test_digest_of_a_seeded_rollout(env_id):
+    """Tells of later changes of the physics; loose enough for other processors."""
+    env = envs.make(env_id, 4, seed=5)
+    env.reset()
+    actions, total, speed = random_actions(4, seed=7), 0.0, 0.0
+    for _ in range(50):
+        obs, reward, *_ = env.step(next(actions))
+        total += reward.sum().item()
+        speed += env.engine.qvel[:, 7:9].abs().mean().item() / 50
+    grip, fingers = obs[:, 10:13].mean(0).tolist(), obs[:, 17:].mean().item()
+    digest = [total, *grip, obs[:, 13:17].abs().mean().item(), fingers, speed]
+    assert digest == pytest.approx(DIGESTS[env_id], abs=2e-4)
+
+
+def test_render_shows_the_goal():
+    env = envs.make("FrankaCubePush", 2)
+    env.reset()
+    try:
+        image = env.render(1)
+    except RuntimeError as error:
+        pytest.skip(str(error))
+    assert image.shape == (480, 640, 3) and image.dtype == np.uint8
+    env.goal[1, :2] = -env.goal[1, :2]
+    assert 100 < (image != env.render(1)).any(2).sum() < 20000  # a small cube, there and here

@@ -1,0 +1,171 @@
+"""evaluate.py plays what a run has learned: the same numbers as in memory, forks too, and films."""
+
+import pathlib
+import shutil
+import subprocess
+import sys
+
+import av
+import pytest
+import torch
+
+import cpo
+import envs
+import epo
+import evaluate
+import ppo
+import sapg
+from envs.base import VectorEnv
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+SCRIPTS = {ppo: "", sapg: "--num-agents 4", cpo: "--num-agents 4", epo: "--num-agents 4"}
+FLAGS = "--no-cuda --num-envs 32 --num-steps 32 --num-minibatches 2 --hidden-sizes 16 --lstm-size 8"
+
+
+@pytest.fixture(autouse=True)
+def empty_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def train(script, flags="--env-id Cartpole --total-timesteps 4096"):
+    script.main(f"{FLAGS} {SCRIPTS[script]} {flags}".split())
+    return str(max(pathlib.Path("runs").iterdir(), key=lambda path: path.stat().st_mtime))
+
+
+@pytest.mark.parametrize("network", ["", "--lstm"], ids=["mlp", "lstm"])
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.__name__)
+def test_a_new_process_scores_as_the_agent_in_memory(script, network, monkeypatch, capsys):
+    agents, make = [], script.Agent
+    monkeypatch.setattr(script, "Agent", lambda *args: agents.append(make(*args)) or agents[-1])
+    run = train(script, f"--env-id Cartpole --total-timesteps 4096 {network}")
+    before = {key: value.clone() for key, value in agents[0].state_dict().items()}
+    rows = []
+    for deterministic in (False, True):
+        torch.manual_seed(7)
+        player = evaluate.Player(agents[0], torch.zeros(6, dtype=torch.long), deterministic)
+        returns, lengths, _ = evaluate.play(envs.make("Cartpole", 6, "cpu", 7), player).double()
+        error = returns.std(unbiased=False) / 6**0.5
+        rows.append(f"{returns.mean():.2f} ± {error:.2f} | {returns.mean():.2f} ± {error:.2f} | {lengths.mean():.0f} |")
+    assert all(torch.equal(before[key], value) for key, value in agents[0].state_dict().items())  # nothing moved
+    command = [sys.executable, str(ROOT / "evaluate.py"), run, "--episodes", "6", "--seed", "7", "--no-cuda"]
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    first, _, _, *table = result.stdout.splitlines()
+    assert first == f"Cartpole, {script.__name__}.py, 4,096 steps, 6 episodes"
+    assert [row.split(" | ", 2)[2] for row in table[:2]] == rows
+    assert len(table) == (2 if script is ppo else 4)
+
+
+def test_a_forks_checkpoint_plays(capsys):
+    text = (ROOT / "ppo.py").read_text().replace("nn.ELU()", "nn.Tanh()")
+    pathlib.Path("mine.py").write_text(text)
+    command = [sys.executable, "mine.py", *FLAGS.split(), "--env-id", "Cartpole", "--total-timesteps", "2048"]
+    subprocess.run(command, check=True, env={"PYTHONPATH": str(ROOT)}, stdout=subprocess.DEVNULL)
+    (run,) = pathlib.Path("runs").iterdir()
+    saved, script = evaluate.load(str(run))
+    assert script.__file__ == str(pathlib.Path("mine.py").resolve())
+    assert any(isinstance(layer, torch.nn.Tanh) for layer in script.Agent(4, 1, script.Args()).mlp)
+    evaluate.main([str(run), "--episodes", "2", "--no-cuda"])
+    assert "| agent, 0 | mean |" in capsys.readouterr().out
+
+
+def test_a_damaged_checkpoint_gives_way_to_the_one_before():
+    run = pathlib.Path(train(ppo, "--env-id Cartpole --total-timesteps 4096 --checkpoint-interval 3"))
+    (run / "checkpoint.pt").write_text("broken")
+    assert evaluate.load(str(run))[0]["iteration"] == 3
+
+
+def test_the_best_agent_is_the_one_with_the_highest_objective():
+    latest = torch.full((3, 12), float("nan"))
+    latest[2] = torch.tensor([1.0, 2.0, 3.0, 9.0, float("nan"), 8.0, 5.0, 5.0, 5.0] + [float("nan")] * 3)
+    assert evaluate.agents_of({"args": {"num_agents": 4}, "latest": latest}) == (4, 1)  # (9 + 8) / 2
+    assert evaluate.agents_of({"args": {}, "latest": latest}) == (1, 0)
+
+
+class Counting(VectorEnv):
+    """Begins in the middle of an episode; the return says how many steps it had."""
+
+    num_obs, num_actions, max_episode_steps = 1, 1, 5
+    curriculum = ("level",)
+
+    def __init__(self, num_envs, device, seed):
+        super().__init__(num_envs, device, seed)
+        self.level = torch.tensor(1.0)
+
+    def reset(self):
+        obs = super().reset()
+        self.episode_step += torch.arange(self.num_envs)
+        return obs
+
+    def reset_where(self, mask):
+        pass
+
+    def advance(self, action):
+        nothing = torch.zeros(self.num_envs, dtype=torch.bool)
+        return torch.ones(self.num_envs), nothing, nothing
+
+    def observe(self):
+        return torch.zeros(self.num_envs, 1)
+
+
+def test_only_whole_episodes_count():
+    agent = ppo.Agent(1, 1, ppo.Args(hidden_sizes=(4,)))
+    results = evaluate.play(Counting(3, "cpu", 1), evaluate.Player(agent, torch.zeros(3, dtype=torch.long), False))
+    assert results.tolist() == [[5.0] * 3] * 3
+
+
+def test_the_curriculum_is_where_training_left_it():
+    saved = {"args": {"env_id": f"{__name__}:Counting"}, "envs": {"level": torch.tensor(3.5)}}
+    args = evaluate.Args(run="", engine="auto")
+    assert evaluate.make_envs(saved, 2, args, "cpu").level == 3.5
+
+
+@pytest.mark.parametrize("agents, shape", [((), (1, 1)), ((0, 1, 3), (2, 2))])
+def test_films(agents, shape, capsys):
+    run = train(sapg)
+    flags = ["--agents", *map(str, agents)] if agents else []
+    evaluate.main([run, "--episodes", "2", "--no-cuda", "--video", "film.mp4", *flags])
+    assert f"frames of agent {', '.join(map(str, agents or (0,)))}" in capsys.readouterr().out
+    with av.open("film.mp4") as film:
+        frames = [frame.to_ndarray(format="rgb24") for frame in film.decode(video=0)]
+    assert 5 < len(frames) <= 20 * 60 and frames[0].shape == (480 * shape[0], 640 * shape[1], 3)
+    assert (frames[0] != frames[-1]).any()
+
+
+@pytest.mark.parametrize("flags, line", [
+    ("nowhere", "run nowhere: no readable checkpoint"),
+    ("empty", "run empty: no readable checkpoint"),
+    ("pickled.pt", "run pickled.pt: no readable checkpoint"),
+    ("truncated.pt", "run truncated.pt: no readable checkpoint"),
+    ("text.pt", "run text.pt: no readable checkpoint"),
+    ("foreign.pt", "run foreign.pt: must be a checkpoint of a training script"),
+    ("orphan.pt", "run orphan.pt: was written by lost.py, which must be in the working directory"),
+    ("run --episodes 0", "--episodes 0: must be at least 1"),
+    ("run --seed -1", "--seed -1: must be at least 0"),
+    ("run --agents 0 4", "--agents 4: must be between 0 and 3"),
+    ("run --agents -1", "--agents -1: must be between 0 and 3"),
+    ("run --video film.gif", "--video film.gif: must be a path.mp4"),
+    ("run --video nowhere/film.mp4", "--video nowhere/film.mp4: must be a path.mp4 in a folder that exists"),
+    ("run --engine physx", "--engine physx: not available; valid here: auto"),
+    ("run --engine isaacgym", "--engine isaacgym: needs Python 3.8, this is 3."),
+    ("run --engine isaacgym --video film.mp4", "--video film.mp4: Isaac Gym draws nothing here"),
+])  # fmt: skip
+def test_bad_input(flags, line, capsys):
+    run = train(sapg, "--env-id Cartpole --total-timesteps 1024")
+    shutil.move(run, "run")
+    shutil.rmtree("runs")
+    pathlib.Path("empty").mkdir()
+    data = pathlib.Path("run/checkpoint.pt").read_bytes()
+    pathlib.Path("truncated.pt").write_bytes(data[:1000])
+    pathlib.Path("text.pt").write_text("broken")
+    saved = torch.load("run/checkpoint.pt", weights_only=True)
+    torch.save({**saved, "args": VectorEnv}, "pickled.pt")
+    torch.save({**saved, "script": "lost"}, "orphan.pt")
+    torch.save({"weight": torch.zeros(2)}, "foreign.pt")
+    before = sorted(pathlib.Path().rglob("*"))
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as end:
+        evaluate.main(f"{flags} --no-cuda".split())
+    captured = capsys.readouterr()
+    assert end.value.code == 2 and len(captured.err.splitlines()) == 1 and captured.err.startswith(line), captured.err
+    assert sorted(pathlib.Path().rglob("*")) == before

@@ -1,0 +1,391 @@
+"""The scripts as people run them: what they print, what they write, what they refuse; and that PPO learns."""
+
+import os
+import pathlib
+import re
+import subprocess
+import sys
+from dataclasses import fields
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+import cpo
+import envs
+import epo
+import ppo
+import sapg
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+SCRIPTS = [ppo, sapg, cpo, epo]
+TINY = {  # two iterations; the papers' LSTM is switched on and off by NETWORKS
+    "Moat": "--env-id Moat --num-envs 64 --total-timesteps 2048",
+    "Cartpole": "--env-id Cartpole --num-envs 64 --total-timesteps 2048",
+    "AllegroKukaRegrasping": "--env-id AllegroKukaRegrasping --num-envs 8 --total-timesteps 256",
+}
+NETWORKS = {"mlp": "--no-lstm --hidden-sizes 16 16", "lstm": "--lstm --lstm-size 16 --hidden-sizes 16"}
+POPULATION = {ppo: "", sapg: "--num-agents 4", cpo: "--num-agents 4", epo: "--num-agents 4"}
+PROGRESS = re.compile(
+    r" *(?P<steps>[\d,]+) steps +(?P<percent>[\d.]+)% \| return +(-?[\d.]+|nan) \| objective +(-?[\d.]+|nan)"
+    r" \| +[\d,]+ SPS \| (\d+ days?, )?\d+:\d\d:\d\d left"
+)
+
+every_script = pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.__name__)
+every_population = pytest.mark.parametrize("script", [sapg, cpo, epo], ids=lambda script: script.__name__)
+
+
+@pytest.fixture(autouse=True)
+def empty_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def run(script, flags, **options):
+    """The script as a process of its own, in the working directory, on one thread."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(ROOT / f"{script.__name__}.py"), *flags.split()]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, **options)
+
+
+def the_run():
+    """The only folder under runs/."""
+    (folder,) = pathlib.Path("runs").iterdir()
+    return folder
+
+
+def written(folder):
+    events = EventAccumulator(str(folder), size_guidance={"scalars": 0, "tensors": 0, "images": 0})
+    events.Reload()
+    return events
+
+
+def flag(name):
+    return "--" + name.replace("_", "-")
+
+
+# ---------------------------------------------------------------- runs
+
+
+@pytest.mark.parametrize("env_id", TINY)
+@every_script
+def test_runs_as_a_process(script, env_id):
+    result = run(script, f"--no-cuda {TINY[env_id]} {POPULATION[script]} {NETWORKS['mlp']} --seed 7")
+    assert result.returncode == 0, result.stderr
+    first, *progress = result.stdout.splitlines()
+    num_envs, engine = 8 if "Kuka" in env_id else 64, "torch" if env_id == "Moat" else "mujoco"
+    assert re.match(rf"{env_id}: engine {engine}, cpu, \d+ threads, {num_envs} environments\b", first)
+    assert "faster" not in first and ("24,576 on a GPU" in first) == ("Kuka" in env_id)
+    lines = [PROGRESS.fullmatch(line) for line in progress]  # one per iteration
+    assert [int(line["steps"].replace(",", "")) for line in lines] == [num_envs * 16, num_envs * 32]
+    assert [line["percent"] for line in lines] == ["50.0", "100.0"]
+    assert re.fullmatch(rf"{env_id}__{script.__name__}__7__\d{{10}}", the_run().name)
+    assert "SPS" in result.stdout and "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize("env_id", sorted(envs.TASKS.keys() - TINY.keys()))
+@every_script
+def test_runs_on_every_task_as_its_table_says(script, env_id):
+    """One iteration of 8 environments, all else at the task's own settings."""
+    script.main(f"--no-cuda --env-id {env_id} --num-envs 8 --total-timesteps 1 {POPULATION[script]}".split())
+    assert (the_run() / "checkpoint.pt").exists()
+
+
+@pytest.mark.parametrize("env_id", TINY)
+@every_script
+def test_runs_with_an_lstm_and_says_what_is_faster(script, env_id, capsys):
+    script.main(f"--no-cuda {TINY[env_id]} {POPULATION[script]} {NETWORKS['lstm']}".split())
+    first, *progress = capsys.readouterr().out.splitlines()
+    assert first.endswith("; faster on a CPU: --no-lstm --hidden-sizes 256 128 64")
+    assert len(progress) == 2 and all(map(PROGRESS.fullmatch, progress))
+
+
+CHARTS = "episodic_return episodic_length objective leader_return leader_objective best_agent_objective"
+CHARTS += " SPS learning_rate"
+LOSSES = "policy_loss value_loss entropy approx_kl clipfrac explained_variance bounds_loss"
+KEYS = {f"charts/{key}" for key in CHARTS.split()} | {f"losses/{key}" for key in LOSSES.split()}
+KEYS |= {"perf/rollout_s", "perf/update_s"}
+POPULATION_KEYS = {f"population/{key}" for key in ("objective_median", "objective_worst", "latent_distance")}
+DIAGNOSTICS = "is_ratio_deviation is_ratio_deviation_max is_log_ratio_median ess_rate leader_is_nearest kl_to_leader"
+DIAGNOSTICS += " kl_to_leader_max latent_spread off_policy_used is_ratio_deviation_of_1 is_ratio_deviation_of_3"
+DIAGNOSTICS = {f"population/{key}" for key in DIAGNOSTICS.split()}
+COUPLING_KEYS = {"losses/awac_loss", "losses/discriminator_loss", "population/discriminator_accuracy"}
+EVOLUTION_KEYS = {f"evolution/{key}" for key in ("fired", "replaced", "fitness_gap", "threshold", "child_success")}
+
+
+@pytest.mark.parametrize("script, keys, flags", [
+    (ppo, KEYS, ""),
+    (sapg, KEYS | POPULATION_KEYS, ""),
+    (cpo, KEYS | POPULATION_KEYS | COUPLING_KEYS, "--adversarial-coef 0.1 --discriminator-sizes 8"),
+    (epo, KEYS | POPULATION_KEYS | EVOLUTION_KEYS, "--ga-interval 0.1 --ga-warmup 0.1"),
+])  # fmt: skip
+def test_what_is_logged(script, keys, flags):
+    flags += " --no-cuda --env-id Moat --num-envs 64 --num-steps 32 --hidden-sizes 16 --total-timesteps 28672"
+    if script is not ppo:
+        flags += " --diagnostics-interval 4"
+    script.main(f"{flags} {POPULATION[script]}".split())
+    events = written(the_run())
+    assert keys <= set(events.Tags()["scalars"])
+    steps = [64 * 32 * i for i in range(1, 15)]  # Moat's clocks are out of phase: episodes end from the first step on
+    for key in keys:
+        logged = [event.step for event in events.Scalars(key)]
+        late = ("evolution/fitness_gap", "evolution/threshold", "evolution/child_success")  # once fitness is known
+        assert logged == steps or key in late
+        assert 0 < len(logged) and set(logged) <= set(steps)
+    if script is not ppo:
+        for key in DIAGNOSTICS:
+            assert [event.step for event in events.Scalars(key)] == steps[3::4], key
+        assert [image.width for image in events.Images("population/kl_matrix")] == [4 * 24] * 3
+    tensors = events.Tags()["tensors"]
+    (hyperparameters,) = events.Tensors("hyperparameters/text_summary")
+    table = hyperparameters.tensor_proto.string_val[0].decode()
+    assert "|env_id|Moat|" in table and "|num_envs|64|" in table and "|num_steps|32|" in table
+    if script is epo:
+        fired = sum(event.value for event in events.Scalars("evolution/fired"))
+        lineage = events.Tensors("evolution/lineage/text_summary")
+        assert fired == len(lineage) > 0
+        for i, event in enumerate(lineage, 1):
+            text = event.tensor_proto.string_val[0].decode()
+            assert re.fullmatch(rf"{i}: [1-3] <- [1-3], [1-3]; fitness( [-.e\d]+){{4}}", text)
+    else:
+        assert not any(key.startswith("evolution") for key in tensors)
+
+
+def test_a_tasks_metrics_are_logged():
+    ppo.main(f"--no-cuda {TINY['AllegroKukaRegrasping']} {NETWORKS['mlp']}".split())
+    events = written(the_run())
+    assert [event.value for event in events.Scalars("charts/success_tolerance")] == pytest.approx([0.075] * 2)
+    assert {"charts/successes", "charts/lifted", "charts/fingertip_distance"} <= set(events.Tags()["scalars"])
+
+
+@every_script
+def test_same_seed_same_log(script):
+    for name in ("first", "second"):
+        flags = f"--no-cuda {TINY['Moat']} {POPULATION[script]} {NETWORKS['mlp']}"
+        script.main(flags.split())
+        the_run().rename(name)
+    first, second = written("first"), written("second")
+    timed = {"charts/SPS", "perf/rollout_s", "perf/update_s"}
+    assert first.Tags()["scalars"] == second.Tags()["scalars"]
+    for key in set(first.Tags()["scalars"]) - timed:
+        assert [e.value for e in first.Scalars(key)] == [e.value for e in second.Scalars(key)], key
+
+
+# ---------------------------------------------------------------- help and defaults
+
+
+@every_script
+def test_help_lists_every_flag(script, capsys):
+    with pytest.raises(SystemExit) as end:
+        script.main(["--help"])
+    assert end.value.code == 0
+    text = capsys.readouterr().out
+    for f in fields(script.Args):
+        assert bool(re.search(rf"{flag(f.name)}\b", text)) == f.init, f.name
+    assert not list(pathlib.Path().iterdir())
+
+
+@pytest.mark.parametrize("env_id, epochs", [("Moat", 2), ("Cartpole", 8)])
+def test_help_shows_the_defaults_of_the_task(env_id, epochs, capsys):
+    with pytest.raises(SystemExit):
+        ppo.main(["--env-id", env_id, "--help"])
+    text = re.sub(r"[^\w:().]+", " ", capsys.readouterr().out)  # without frame and line breaks
+    assert f"mini_epochs) (default: {epochs})" in text
+
+
+def test_help_of_a_process():
+    result = run(epo, "--help")
+    assert result.returncode == 0 and "--ga-threshold" in result.stdout and not list(pathlib.Path().iterdir())
+
+
+@pytest.mark.parametrize("env_id, num_envs", [("AllegroKukaRegrasping", 1_024), ("Moat", 3_072), ("Cartpole", 512)])
+def test_environments_on_a_cpu(env_id, num_envs):
+    assert ppo.parse_args(["--no-cuda", "--env-id", env_id]).num_envs == num_envs
+    assert sapg.parse_args(["--no-cuda", "--env-id", env_id]).num_envs == num_envs - num_envs % 6  # six equal blocks
+    assert epo.parse_args(["--no-cuda", "--env-id", env_id]).num_envs == num_envs
+
+
+def test_the_budget_is_environment_steps_over_all_environments():
+    args = ppo.parse_args("--no-cuda --env-id Moat --num-envs 100 --num-steps 10 --total-timesteps 5_999".split())
+    assert args.num_iterations == 5
+
+
+# ---------------------------------------------------------------- bad input
+
+
+def assert_refused(script, flags, name, value, valid, capsys, created=()):
+    """Exit status 2 and one line that names flag, value and what is valid, before anything is created."""
+    with pytest.raises(SystemExit) as end:
+        script.main(["--no-cuda", *flags.split()])
+    captured = capsys.readouterr()
+    assert end.value.code == 2 and captured.out == ""
+    (line,) = captured.err.splitlines()
+    assert line.startswith(f"{name} {value}".strip() + ": ") and re.search(valid, line), line
+    assert {path.name for path in pathlib.Path().iterdir()} == set(created)
+
+
+MOAT_64 = "--env-id Moat --num-envs 64"
+BAD = [  # flags, flag named, value named, what is valid
+    ("--env-id Moot", "--env-id", "Moot", "did you mean Moat"),
+    ("--env-id Allegrokukaregrasping", "--env-id", "Allegrokukaregrasping", "did you mean AllegroKukaRegrasping"),
+    ("--env-id nowhere:Task", "--env-id", "nowhere:Task", "must be an importable package.module:Class"),
+    ("--env-id envs.tasks.moat:Goat", "--env-id", "envs.tasks.moat:Goat", "must be an importable package.module:Class"),
+    ("--env-id os.path:join", "--env-id", "os.path:join", "must be package.module:Class"),
+    ("--env-id Cartpole --engine isaacgym", "--engine", "isaacgym", r"needs Python 3\.8, this is 3\."),
+    ("--env-id Cartpole --engine physx", "--engine", "physx", "valid here: auto, mujoco"),
+    ("--env-id Moat --engine mujoco", "--engine", "mujoco", "must be auto, this task steps itself"),
+    ("--env-id Moat --num-envs 0", "--num-envs", "0", "at least 1"),
+    ("--env-id Moat --num-envs -5", "--num-envs", "-5", "at least 1"),
+    (f"{MOAT_64} --num-minibatches 65", "--num-minibatches", "65", "at most the 64 columns"),
+    (f"{MOAT_64} --num-minibatches 0", "--num-minibatches", "0", "at least 1"),
+    (f"{MOAT_64} --total-timesteps 0", "--total-timesteps", "0", "at least 1"),
+    (f"{MOAT_64} --num-steps 0", "--num-steps", "0", "at least 1"),
+    (f"{MOAT_64} --update-epochs 0", "--update-epochs", "0", "at least 1"),
+    (f"{MOAT_64} --critic-n-step -1", "--critic-n-step", "-1", "at least 0"),
+    (f"{MOAT_64} --seed -1", "--seed", "-1", "at least 0"),
+    (f"{MOAT_64} --seed 4294967296", "--seed", "4294967296", r"below 2\*\*32"),
+    (f"{MOAT_64} --gamma 1.5", "--gamma", "1.5", "at most 1"),
+    (f"{MOAT_64} --gae-lambda 1.01", "--gae-lambda", "1.01", "at most 1"),
+    (f"{MOAT_64} --hidden-sizes 64 0", "--hidden-sizes", r"(64, 0)", "at least 1"),
+    (f"{MOAT_64} --hidden-sizes", "--hidden-sizes", "()", "one or more widths"),
+    (f"{MOAT_64} --lstm --lstm-size 0", "--lstm-size", "0", "at least 1"),
+]  # fmt: skip
+BAD_POPULATION = [
+    (f"{MOAT_64} --num-agents 5", "--num-agents", "5", "divide --num-envs 64"),
+    (f"{MOAT_64} --num-agents 65", "--num-agents", "65", "divide --num-envs 64"),
+    (f"{MOAT_64} --num-agents 0", "--num-agents", "0", "at least 1"),
+    ("--env-id Moat --num-agents 0", "--num-agents", "0", "at least 1"),
+    (f"{MOAT_64} --num-agents -4", "--num-agents", "-4", "at least 1"),
+    ("--env-id Moat --num-agents -3", "--num-agents", "-3", "at least 1"),
+    (f"{MOAT_64} --num-agents 4 --latent-dim -1", "--latent-dim", "-1", "at least 0"),
+    (
+        f"{MOAT_64} --num-agents 4 --aggregation leader-follower --off-policy-ratio 3.5",
+        *("--off-policy-ratio", "3.5", "at most 3\\b"),
+    ),
+    (f"{MOAT_64} --num-agents 4 --diagnostics-interval -1", "--diagnostics-interval", "-1", "at least 0"),
+]
+BAD_COUPLING = [
+    (f"{MOAT_64} --num-agents 4 --off-policy-ratio 2", "--off-policy-ratio", "2.0", "at most 1\\b"),
+    (f"{MOAT_64} --num-agents 4 --awac-temperature 0", "--awac-temperature", "0.0", "greater than 0"),
+    (f"{MOAT_64} --num-agents 4 --discriminator-sizes", "--discriminator-sizes", "()", "one or more widths"),
+]
+BAD_EVOLUTION = [
+    (f"{MOAT_64} --num-agents 2", "--num-agents", "2", "at least 4"),
+    (f"{MOAT_64} --num-agents 8 --num-elites 1", "--num-elites", "1", "between 2 and the 7 followers"),
+    (f"{MOAT_64} --num-agents 8 --num-elites 8", "--num-elites", "8", "between 2 and the 7 followers"),
+    (f"{MOAT_64} --num-agents 8 --num-elites -2", "--num-elites", "-2", "between 2 and the 7 followers"),
+]
+
+
+@pytest.mark.parametrize("script, bad", [
+    *[(script, (f"{POPULATION[script]} {bad[0]}", *bad[1:])) for script in SCRIPTS for bad in BAD],
+    *[(script, bad) for script in (sapg, cpo, epo) for bad in BAD_POPULATION],
+    (ppo, ("--env-id Moat --num-envs 1 --num-steps 1 --num-minibatches 1", "--num-steps", "1", "at least 2")),
+    *[(cpo, bad) for bad in BAD_COUPLING],
+    *[(epo, bad) for bad in BAD_EVOLUTION],
+], ids=lambda x: x.__name__ if hasattr(x, "__name__") else " ".join(x[1:3]))  # fmt: skip
+def test_bad_input(script, bad, capsys):
+    assert_refused(script, *bad, capsys)
+
+
+@pytest.mark.parametrize("script, name", [
+    (script, f.name) for script in SCRIPTS for f in fields(script.Args) if f.type in (float, "float")
+], ids=lambda x: x if isinstance(x, str) else x.__name__)  # fmt: skip
+def test_no_coefficient_may_be_negative_or_not_a_number(script, name, capsys):
+    for value in ("-0.5", "nan", "inf"):
+        flags = f"{MOAT_64} {POPULATION[script]} {flag(name)} {value}"
+        assert_refused(script, flags, flag(name), value, "finite number, at least 0", capsys)
+
+
+def test_an_engine_that_is_not_installed(monkeypatch, capsys):
+    monkeypatch.setattr(envs.importlib.util, "find_spec", lambda name: None)
+    assert_refused(ppo, "--env-id Cartpole --engine mujoco", "--engine", "mujoco", "not installed; valid here:", capsys)
+
+
+def cannot_write(folder):
+    return str(folder / "runs"), "", "must be a folder that can be written to"
+
+
+@every_script
+def test_runs_that_cannot_be_written(script, tmp_path, capsys):
+    (tmp_path / "runs").write_text("not a folder")
+    assert_refused(script, f"{MOAT_64} {POPULATION[script]}", *cannot_write(tmp_path), capsys, ["runs"])
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_that_cannot_be_written(tmp_path, capsys):
+    tmp_path.chmod(0o500)
+    try:
+        assert_refused(ppo, MOAT_64, *cannot_write(tmp_path), capsys)
+    finally:
+        tmp_path.chmod(0o700)
+
+
+@pytest.mark.parametrize("script, flags", [
+    (ppo, "--env-id Moot"), (sapg, f"{MOAT_64} --num-agents 0"), (epo, f"{MOAT_64} --num-agents 8 --num-elites 8")
+])  # fmt: skip
+def test_bad_input_to_a_process(script, flags):
+    result = run(script, flags)
+    assert result.returncode == 2 and result.stdout == "" and len(result.stderr.splitlines()) == 1
+    assert not list(pathlib.Path().iterdir())
+
+
+def test_a_misspelt_flag():
+    result = run(epo, "--num-agent 64")
+    assert result.returncode == 2 and "--num-agents" in result.stderr and "Traceback" not in result.stderr
+    assert not list(pathlib.Path().iterdir())
+
+
+# ---------------------------------------------------------------- what README promises
+
+
+def readme_example():
+    """The source of README's task of one's own, and its module:Class."""
+    (source,) = re.findall(r"```python\n(.*?class \w+\(VectorEnv\).*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    (env_id,) = set(re.findall(r"--env-id (\w+:\w+)", (ROOT / "README.md").read_text()))
+    return source, env_id
+
+
+def test_readmes_own_task_trains():
+    source, env_id = readme_example()
+    assert len(source.splitlines()) <= 30
+    module, name = env_id.split(":")
+    pathlib.Path(f"{module}.py").write_text(source)
+    result = run(ppo, f"--no-cuda --env-id {env_id} --num-envs 32 --num-steps 64 --total-timesteps 8192")
+    assert result.returncode == 0, result.stderr
+    first, *progress = result.stdout.splitlines()
+    assert first.startswith(f"{env_id}: engine torch, cpu, ") and len(progress) == 4
+    assert "nan" not in progress[-1]  # episodes have ended
+    assert re.fullmatch(rf"{module}-{name}__ppo__1__\d+", the_run().name)
+
+
+def test_readmes_commands_are_valid():
+    text = (ROOT / "README.md").read_text()
+    commands = re.findall(r"python (ppo|sapg|cpo|epo)\.py([^`\n]*)", text)
+    assert ("epo", " --env-id AllegroKukaRegrasping --num-agents 64") in commands
+    for script, flags in commands:
+        if flags.strip() != "--help" and ":" not in flags:
+            flags = flags.replace("--engine isaacgym", "")  # which is not here
+            {"ppo": ppo, "sapg": sapg, "cpo": cpo, "epo": epo}[script].parse_args(["--no-cuda", *flags.split()])
+    for name in re.findall(r"(?:python|diff|pip install -r) ([\w/-]+\.\w+)", text):
+        assert (ROOT / name).is_file(), name
+
+
+@pytest.mark.slow
+def test_the_main_job_begins_within_two_minutes():
+    """The papers' network and 64 agents, as README has it, until the first iteration has been printed."""
+    flags = "--no-cuda --env-id AllegroKukaRegrasping --num-agents 64 --total-timesteps 1"
+    result = run(epo, flags, timeout=120)
+    first, progress = result.stdout.splitlines()
+    assert "1,024 environments" in first and PROGRESS.fullmatch(progress)
+
+
+# ---------------------------------------------------------------- learning
+
+
+def test_ppo_balances_the_pole():
+    """A random policy's episodes return 2; four seeds ended between 478 and 489 of 500."""
+    flags = "--no-cuda --env-id Cartpole --num-envs 256 --num-minibatches 2 --total-timesteps 400_000"
+    result = run(ppo, flags, timeout=300)
+    assert result.returncode == 0, result.stderr
+    returns = [event.value for event in written(the_run()).Scalars("charts/episodic_return")]
+    assert returns[0] < 50.0
+    assert sum(returns[-10:]) / 10 > 400.0
