@@ -8,7 +8,7 @@ RESULTS/EXPERIMENT.csv holds what the finished runs logged, with the columns exp
     step "final"        mean over the last 5 % of the curve's points (or the experiment's `final_share`)
     step "best"         the largest mean over so many successive points
     step "mean"         mean over the whole curve
-    step "first_above"  value: the first step at which the score exceeds the experiment's `first_above`, nan: never
+    step "first_above"  value: the first step at which the score exceeds the experiment's `first_above`, inf: never
     tag "seconds"       how long the run took
 
 Runs that are in the csv and not in the working folder stay in the csv. To compare two checkouts:
@@ -71,7 +71,7 @@ class Run:
 
     @property
     def done(self):
-        return self.record["status"] == 0
+        return self.record["status"] == 0 and self.record["command"] == self.command
 
     def start(self, core):
         """Start or resume the script on `core`. Raises RuntimeError (one line) where that cannot be done."""
@@ -239,7 +239,7 @@ def summarize_curve(steps, values, final_share, first_above=None):
     rows = [("final", values[-window:].mean()), ("best", means.max()), ("mean", values.mean())]
     if first_above is not None:
         above = steps[values > first_above]
-        rows.append(("first_above", above[0] if len(above) else math.nan))
+        rows.append(("first_above", above[0] if len(above) else math.inf))
     parts = np.array_split(np.arange(len(values)), min(MAX_POINTS, len(values)))
     return rows + [(round(steps[part].mean()), values[part].mean()) for part in parts]
 
