@@ -43,7 +43,7 @@ def main(argv=None):
         first.update(read_values(path, TAG, "first_above"))
         final.update(read_values(path, TAG))
         curves.update(read_curves(path, TAG))
-    print("| | seeds | median first iteration above 30 | minimum, iterations 281-300 | every seed, iterations 281-300 |")
+    print("| | seeds | first iteration above 30, median | iterations 281-300: minimum | every seed |")
     print("|-|-|-|-|-|")
     for variant, seeds in final.items():
         iterations = [step / POINT_REACH_STEPS for step in first[variant].values()]

@@ -75,8 +75,8 @@ EXPERIMENTS = {
         env_id="benchmarks.scripts.point_reach:PointReach",
         total_timesteps=300 * POINT_REACH_STEPS,
         seeds=range(0, 6),
-        flags="--num-envs 512 --num-steps 16 --update-epochs 5 --learning-rate 5e-4 --kl-threshold 0.016 --clip-coef 0.2"
-        " --vf-coef 4 --bounds-coef 1e-4 --max-grad-norm 1 --reward-scale 0.01 --hidden-sizes 128 64",
+        flags="--num-envs 512 --num-steps 16 --update-epochs 5 --learning-rate 5e-4 --kl-threshold 0.016"
+        " --clip-coef 0.2 --vf-coef 4 --bounds-coef 1e-4 --max-grad-norm 1 --reward-scale 0.01 --hidden-sizes 128 64",
         tags=(RETURN,),
         finals=(OBJECTIVE,),
         threshold=44,

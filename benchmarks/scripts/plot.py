@@ -63,7 +63,8 @@ def draw(curves, finals, label, path):
 
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("experiments", nargs="+", choices=EXPERIMENTS, metavar="EXPERIMENT", help=", ".join(EXPERIMENTS))
+    names = ", ".join(EXPERIMENTS)
+    parser.add_argument("experiments", nargs="+", choices=EXPERIMENTS, metavar="EXPERIMENT", help=names)
     parser.add_argument("--tag", help="what to draw (the experiment's first tag)")
     parser.add_argument("--results", type=pathlib.Path, default=RESULTS)
     args = parser.parse_args(argv)
@@ -75,7 +76,8 @@ def main(argv=None):
         curves = read_curves(path, tag)
         if not curves:
             parser.error(f"{path}: has no curve of {tag}")
-        draw(curves, read_values(path, tag), tag.split("/")[-1].replace("_", " "), path.with_name(name + suffix + ".png"))
+        label = tag.split("/")[-1].replace("_", " ")
+        draw(curves, read_values(path, tag), label, path.with_name(f"{name}{suffix}.png"))
 
 
 if __name__ == "__main__":

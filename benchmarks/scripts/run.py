@@ -2,7 +2,7 @@
 
 Each run is one script of this repository on one CPU core. What is done is skipped, what was interrupted is resumed, a
 run that fails is reported and the others go on; SIGINT and SIGTERM stop the runs with a checkpoint. Afterwards
-RESULTS/EXPERIMENT.csv holds what the finished runs logged, with the columns experiment, variant, seed, tag, step, value:
+RESULTS/EXPERIMENT.csv holds what the finished runs logged, in the columns experiment, variant, seed, tag, step, value:
 
     step a number       a curve, thinned to at most 50 means over equal parts (only the experiment's `tags`)
     step "final"        mean over the last 5 % of the curve's points (or the experiment's `final_share`)
@@ -43,13 +43,14 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks.scripts.experiments import EXPERIMENTS  # noqa: E402
 
+BENCHMARKS = ROOT / "benchmarks"
 COLUMNS = ("experiment", "variant", "seed", "tag", "step", "value")
 MAX_POINTS = 50  # of a curve in the csv
 REPORT_INTERVAL = 60.0  # seconds between two progress lines
 
 
 class Run:
-    """One training run and its folder: log.txt, run.json (command, commit, seconds, exit status) and the script's runs/."""
+    """One training run. Its folder: log.txt, run.json (command, commit, seconds, exit status), the script's runs/."""
 
     def __init__(self, name, experiment, variant, seed, args):
         self.variant, self.seed = variant.name + (f" ({args.label})" if args.label else ""), seed
@@ -171,7 +172,7 @@ def execute(runs, cores, workers):
             seconds[run.variant].append(run.record["seconds"])
     free = [cores[i % len(cores)] for i in range(workers)]
     commits = sorted({str(run.record["commit"]) for run in runs if run.done})
-    print(f"{len(runs)} runs, {len(runs) - len(waiting)} done" + (f" (commits {', '.join(commits)})" if commits else ""))
+    print(f"{len(runs)} runs, {len(runs) - len(waiting)} done", f"(commits {', '.join(commits)})" if commits else "")
 
     def stop(signum, frame):
         stopping.append(signum)
@@ -277,14 +278,15 @@ def collect(name, folder, results):
 
 def parse_args(argv=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("experiments", nargs="+", choices=EXPERIMENTS, metavar="EXPERIMENT", help=", ".join(EXPERIMENTS))
+    names = ", ".join(EXPERIMENTS)
+    parser.add_argument("experiments", nargs="+", choices=EXPERIMENTS, metavar="EXPERIMENT", help=names)
     parser.add_argument("--variants", nargs="+", help="only these variants")
     parser.add_argument("--seeds", nargs="+", type=int, help="only these seeds of the table")
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     parser.add_argument("--cores", nargs="+", type=int, default=cores, help="CPU cores to pin runs to (all)")
     parser.add_argument("--workers", type=int, help="runs at the same time (as many as there are cores)")
-    parser.add_argument("--folder", type=pathlib.Path, default=ROOT / "benchmarks" / "runs", help="of the runs")
-    parser.add_argument("--results", type=pathlib.Path, default=ROOT / "benchmarks" / "results", help="of the csv files")
+    parser.add_argument("--folder", type=pathlib.Path, default=BENCHMARKS / "runs", help="of the runs")
+    parser.add_argument("--results", type=pathlib.Path, default=BENCHMARKS / "results", help="of the csv files")
     parser.add_argument("--repository", type=pathlib.Path, default=ROOT, help="the checkout whose scripts are run")
     parser.add_argument("--label", default="", help="appended to the variants' names, to tell checkouts apart")
     parser.add_argument("--collect-only", action="store_true", help="run nothing, write the csv files")
@@ -304,7 +306,7 @@ def main(argv=None):
         experiment = EXPERIMENTS[name]
         variants = [v for v in experiment.variants if not args.variants or v.name in args.variants]
         seeds = sorted({seed for v in variants for seed in v.seeds or experiment.seeds})
-        for seed in seeds if not args.seeds else args.seeds:  # seed by seed, so that an early look compares all variants
+        for seed in args.seeds or seeds:  # seed by seed, so that unfinished experiments can be looked at
             runs += [Run(name, experiment, v, seed, args) for v in variants if seed in (v.seeds or experiment.seeds)]
     failed = []
     try:

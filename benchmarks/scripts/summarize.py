@@ -122,7 +122,8 @@ def improvement_table(experiments, baseline):
 
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("experiments", nargs="+", choices=EXPERIMENTS, metavar="EXPERIMENT", help=", ".join(EXPERIMENTS))
+    names = ", ".join(EXPERIMENTS)
+    parser.add_argument("experiments", nargs="+", choices=EXPERIMENTS, metavar="EXPERIMENT", help=names)
     parser.add_argument("--tag", help="the score (the experiment's first tag)")
     parser.add_argument("--value", default="final", choices=("final", "best", "mean", "first_above"))
     parser.add_argument("--threshold", type=float, help="of a success (the experiment's, for its final score)")
