@@ -1,4 +1,4 @@
-"""benchmarks/scripts/diversity.py: its measures on data whose answers are known; that it leaves the training as it is."""
+"""benchmarks/scripts/diversity.py: measures on data whose answers are known; training is left as it is."""
 
 import csv
 import math
