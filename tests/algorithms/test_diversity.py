@@ -1,4 +1,4 @@
-"""benchmarks/diversity.py: its measures on data whose answers are known; that it leaves the training as it is."""
+"""benchmarks/scripts/diversity.py: measures on data whose answers are known; training is left as it is."""
 
 import csv
 import math
@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import ppo
-from benchmarks import diversity
+from benchmarks.scripts import diversity
 from tests.conftest import TINY, Drift
 
 

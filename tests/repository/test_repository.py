@@ -203,7 +203,7 @@ def test_requirements_are_pinned_and_used_and_enough():
     imported = {name for path in SOURCES for name in imports(ast.parse(path.read_text()))}
     parts = {part for name in imported for part in name.split(".")}  # torch.utils.tensorboard needs tensorboard
     assert names <= parts
-    own = {"envs", *(path.stem for path in SOURCES)}
+    own = {"envs", "benchmarks", *(path.stem for path in SOURCES)}
     others = {"matplotlib"}  # benchmarks/ says so where it draws
     others |= {"isaacgym", "isaacgymenvs", "hydra"}  # README says how to install them
     others |= {"mujoco_warp", "warp"}  # in requirements-gpu.txt

@@ -1,4 +1,4 @@
-"""How diverse are the states that a method visits (SAPG 6.4)? `python benchmarks/diversity.py --env-id Moat`.
+"""How diverse are the states that a method visits (SAPG 6.4)? `python benchmarks/scripts/diversity.py --env-id Moat`.
 
 Trains every run of --runs ("NAME=script.py flags"; flags that this tool does not know go to all of them), samples the
 observations of the last max_episode_steps control steps and measures how badly a few principal components (SAPG Fig. 7)
@@ -21,7 +21,7 @@ import numpy as np
 import torch
 import torch.nn as nn
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 import envs as tasks  # noqa: E402

@@ -1,10 +1,11 @@
 """CPO's claim (its Table 2 and Fig. 4): coupled followers produce data that the leader can use.
 
-    python benchmarks/coupling.py Moat --seeds 3 --num-agents 6 --total-timesteps 6000000
+    python benchmarks/scripts/coupling.py Moat --seeds 3 --num-agents 6 --total-timesteps 6000000
 
-Trains sapg.py and cpo.py at four temperatures and writes coupling/{env_id}.csv, .png (KL matrices over time, rows from,
-columns to, the first is the leader; white: nearest) and a Markdown table: means over the last eleven looks. A look is
-every fifth iteration. Flags that this tool does not know go to the scripts. Runs already in the csv are not repeated.
+Trains sapg.py and cpo.py at four temperatures and writes benchmarks/results/coupling/{env_id}.csv, .png (KL matrices
+over time, rows from, columns to, the first is the leader; white: nearest) and a Markdown table: means over the last
+eleven evaluations, one every fifth iteration. Flags that this tool does not know go to the scripts. Runs already in the
+csv are not repeated.
 Needs matplotlib, which is not among the requirements.
 """
 
@@ -26,7 +27,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # noqa: E402
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # noqa: E402
 
-HERE = pathlib.Path(__file__).resolve().parent
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 CPO = ["cpo.py", "--adversarial-coef", "0"]  # as in CPO 7.2
 VARIANTS = {
     "SAPG": ["sapg.py"],
@@ -50,9 +51,9 @@ DRAWN, MOMENTS, LOOKS = ("SAPG", "CPO(0.2)"), 6, 11
 def run(variant, seed, flags):
     """One training run -> rows of the csv, and the KL matrices as encoded images at evenly spaced moments."""
     with tempfile.TemporaryDirectory() as folder:
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE.parent)}
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
         script, *own = VARIANTS[variant]
-        command = [sys.executable, str(HERE.parent / script), "--seed", str(seed), "--diagnostics-interval", "5"]
+        command = [sys.executable, str(ROOT / script), "--seed", str(seed), "--diagnostics-interval", "5"]
         subprocess.run([*command, *own, *flags], cwd=folder, env=environment, check=True, stdout=subprocess.DEVNULL)
         sizes = {"scalars": 0, "images": 0}
         events = EventAccumulator(str(next(pathlib.Path(folder, "runs").iterdir())), size_guidance=sizes)
@@ -110,7 +111,8 @@ def main():
         variants = TEMPERATURES
         for variant in variants:
             VARIANTS[variant] += ["--awac-coef", args.awac_coef]
-    path = HERE / "coupling" / (args.env_id + ("" if usual else f"-beta{args.awac_coef}") + ".csv")
+    name = args.env_id + ("" if usual else f"-beta{args.awac_coef}")
+    path = ROOT / "benchmarks" / "results" / "coupling" / f"{name}.csv"
     path.parent.mkdir(exist_ok=True)
     done = set()
     if path.exists():

@@ -1,4 +1,6 @@
-"""Steps per second and memory on this machine: `python benchmarks/throughput.py [--num-envs 1024] [--env-id all]`.
+"""Steps per second and memory on this machine.
+
+    python benchmarks/scripts/throughput.py [--num-envs 1024] [--env-id all]
 
 On a GPU, with MuJoCo Warp: `--num-envs 4096 8192 16384 24576 49152 --num-agents 6 64 128`.
 
@@ -21,7 +23,7 @@ import time
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 import envs as tasks  # noqa: E402

@@ -1,4 +1,4 @@
-"""How far MuJoCo Warp is from MuJoCo on the same tasks: `python benchmarks/parity.py [ENV_ID...]`, on a CPU.
+"""How far MuJoCo Warp is from MuJoCo on the same tasks: `python benchmarks/scripts/parity.py [ENV_ID...]`, on a CPU.
 
 Both engines start from the same states, reached by random motion, and get the same actions. "one step": before each of
 the 50 control steps Warp's state is set to MuJoCo's. "free": it is not, so that differences grow, in contacts
@@ -12,7 +12,7 @@ import sys
 
 import torch
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 import envs as tasks  # noqa: E402

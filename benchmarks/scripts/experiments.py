@@ -1,0 +1,149 @@
+"""The table of experiments: what `run.py` runs, `summarize.py` tabulates and `plot.py` draws."""
+
+from dataclasses import dataclass
+from typing import Optional, Tuple
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One line of an experiment's table: a script and its flags, run once per seed."""
+
+    name: str
+    script: str
+    flags: str = ""  # added to the experiment's
+    seeds: Optional[range] = None  # None: the experiment's
+    env_id: Optional[str] = None  # None: the experiment's
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """Runs that are compared with each other."""
+
+    env_id: str
+    total_timesteps: int
+    seeds: range
+    variants: Tuple[Variant, ...]
+    tags: Tuple[str, ...]  # whose curves and final values are collected; the first is the score, others may be patterns
+    finals: Tuple[str, ...] = ()  # patterns of tags of which final values are enough
+    flags: str = ""  # of every variant
+    threshold: Optional[float] = None  # a score at or above this is a success
+    final_share: float = 0.05  # the final value is the mean over this share of a curve's points
+    first_above: Optional[float] = None  # also collect the first step at which the score exceeds this
+
+
+RETURN, OBJECTIVE, STD = "charts/leader_return", "charts/leader_objective", "charts/action_std*"
+REWARD = "charts/reward_per_step"
+
+POINT_REACH_STEPS = 512 * 16  # environment steps of one iteration
+SAPG_4 = "--num-agents 4 --max-ent-coef 0 --num-minibatches 5"  # with the off-policy rows: 2,048 rows each, as PPO's 4
+
+# The table's row for Moat, spelled out because RandomFitnessMoat has no row
+MOAT = (
+    "--num-steps 16 --update-epochs 2 --learning-rate 3e-4 --kl-threshold 0.016 --clip-coef 0.2 --vf-coef 4"
+    " --hidden-sizes 64 64"
+)
+MOAT_POPULATIONS = (  # name, script, agents, env id
+    ("SAPG-6", "sapg.py", 6, None),
+    ("SAPG-48", "sapg.py", 48, None),
+    ("CPO-6", "cpo.py", 6, None),
+    ("CPO-48", "cpo.py", 48, None),
+    ("EPO-48", "epo.py", 48, None),
+    ("EPO-48 random fitness", "epo.py", 48, "benchmarks.scripts.random_fitness_moat:RandomFitnessMoat"),
+)
+
+
+def moat_population(name, script, num_agents, env_id, num_minibatches):
+    flags = f"--num-agents {num_agents} --max-ent-coef 0.025 --num-minibatches {num_minibatches}"
+    return Variant(f"{name}, {num_minibatches} minibatches", script, flags, env_id=env_id)
+
+
+def stagger(flags, env_id):
+    """First episodes that begin in phase, and first episodes spread over the time limit."""
+    return Experiment(
+        env_id=env_id,
+        total_timesteps=5_000_000,
+        seeds=range(1, 3),
+        flags=flags,
+        tags=(RETURN, REWARD) if env_id == "Anymal" else (OBJECTIVE, RETURN, REWARD),
+        variants=(Variant("in phase", "ppo.py", "--no-stagger"), Variant("staggered", "ppo.py", "--stagger")),
+    )
+
+
+EXPERIMENTS = {
+    # The settings at which the released SAPG code was run; 300 iterations
+    "point_reach": Experiment(
+        env_id="benchmarks.scripts.point_reach:PointReach",
+        total_timesteps=300 * POINT_REACH_STEPS,
+        seeds=range(0, 6),
+        flags="--num-envs 512 --num-steps 16 --update-epochs 5 --learning-rate 5e-4 --kl-threshold 0.016"
+        " --clip-coef 0.2 --vf-coef 4 --bounds-coef 1e-4 --max-grad-norm 1 --reward-scale 0.01 --hidden-sizes 128 64",
+        tags=(RETURN,),
+        finals=(OBJECTIVE,),
+        threshold=44,
+        final_share=20 / 300,  # iterations 281 to 300
+        first_above=30,
+        variants=(
+            Variant("PPO", "ppo.py", "--num-minibatches 4"),
+            Variant("SAPG-4", "sapg.py", SAPG_4, range(0, 12)),
+            Variant("PPO, 3-step target", "ppo.py", "--num-minibatches 4 --critic-n-step 3"),
+            Variant("SAPG-4, 3-step target", "sapg.py", f"{SAPG_4} --critic-n-step 3", range(0, 12)),
+            Variant("PPO, separate critic", "ppo.py", "--num-minibatches 4 --separate-critic"),
+            Variant("SAPG-4, separate critic", "sapg.py", f"{SAPG_4} --separate-critic", range(0, 12)),
+        ),
+    ),
+    # Does a population help, and does it still with small minibatches? 12,288 rows each with 4, 3,072 with 16
+    "moat": Experiment(
+        env_id="Moat",
+        total_timesteps=6_000_000,
+        seeds=range(1, 11),
+        flags=f"--num-envs 3072 {MOAT}",
+        tags=(OBJECTIVE,),
+        finals=(RETURN, STD, "evolution/fired"),
+        threshold=12,
+        variants=(
+            *(Variant(f"PPO, {k} minibatches", "ppo.py", f"--num-minibatches {k}") for k in (4, 16, 64)),
+            *(moat_population(*population, k) for k in (4, 16) for population in MOAT_POPULATIONS),
+        ),
+    ),
+    # Does the action noise stay bounded?
+    "moat_long": Experiment(
+        env_id="Moat",
+        total_timesteps=40_000_000,
+        seeds=range(1, 4),
+        flags=f"--num-envs 3072 {MOAT} --num-agents 64 --max-ent-coef 0.025 --num-minibatches 4",
+        tags=(OBJECTIVE, STD, "charts/learning_rate"),
+        threshold=12,
+        variants=(Variant("EPO-64", "epo.py"),),
+    ),
+    "moat_separate_critic": Experiment(
+        env_id="Moat",
+        total_timesteps=6_000_000,
+        seeds=range(1, 11),
+        flags=f"--num-envs 3072 {MOAT}",
+        tags=(OBJECTIVE,),
+        finals=(RETURN, STD),
+        threshold=12,
+        variants=tuple(
+            Variant(f"{name}, {k} minibatches, {critic}", script, f"{flags} --num-minibatches {k} {flag}")
+            for k in (4, 16)
+            for name, script, flags in (
+                ("PPO", "ppo.py", ""),
+                ("SAPG-6", "sapg.py", "--num-agents 6 --max-ent-coef 0.025"),
+            )
+            for critic, flag in (("one trunk", "--no-separate-critic"), ("separate critic", "--separate-critic"))
+        ),
+    ),
+    "ant": Experiment(
+        env_id="Ant",
+        total_timesteps=4_000_000,
+        seeds=range(1, 6),
+        flags="--num-envs 1024 --num-steps 16 --update-epochs 4 --num-minibatches 4 --hidden-sizes 256 128 64",
+        tags=(RETURN, REWARD),
+        finals=(STD,),
+        variants=(Variant("PPO", "ppo.py"), Variant("PPO, separate critic", "ppo.py", "--separate-critic")),
+    ),
+    "stagger_anymal": stagger(
+        "--num-envs 1024 --num-steps 24 --num-minibatches 3 --vf-coef 2 --bounds-coef 1e-3", "Anymal"
+    ),
+    "stagger_allegro_hand": stagger("--num-envs 1024 --num-steps 16 --num-minibatches 4", "AllegroHand"),
+}

@@ -1,0 +1,325 @@
+"""Run experiments of `experiments.py`: `python benchmarks/scripts/run.py moat [--cores 0 1] [--variants ...]`.
+
+Each run is one script of this repository on one CPU core. What is done is skipped, what was interrupted is resumed, a
+run that fails is reported and the others go on; SIGINT and SIGTERM stop the runs with a checkpoint. Afterwards
+RESULTS/EXPERIMENT.csv holds what the finished runs logged, in the columns experiment, variant, seed, tag, step, value:
+
+    step a number       a curve, thinned to at most 50 means over equal parts (only the experiment's `tags`)
+    step "final"        mean over the last 5 % of the curve's points (or the experiment's `final_share`)
+    step "best"         the largest mean over so many successive points
+    step "mean"         mean over the whole curve
+    step "first_above"  value: the first step at which the score exceeds the experiment's `first_above`, inf: never
+    tag "seconds"       how long the run took
+
+Runs that are in the csv and not in the working folder stay in the csv. To compare two checkouts:
+
+    python benchmarks/scripts/run.py ant
+    python benchmarks/scripts/run.py ant --variants PPO --repository ../old-checkout --label before
+"""
+
+import argparse
+import csv
+import fcntl
+import fnmatch
+import json
+import math
+import os
+import pathlib
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from datetime import timedelta
+
+import numpy as np
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+from benchmarks.scripts.experiments import EXPERIMENTS  # noqa: E402
+
+BENCHMARKS = ROOT / "benchmarks"
+COLUMNS = ("experiment", "variant", "seed", "tag", "step", "value")
+MAX_POINTS = 50  # of a curve in the csv
+REPORT_INTERVAL = 60.0  # seconds between two progress lines
+
+
+class Run:
+    """One training run. Its folder: log.txt, run.json (command, commit, seconds, exit status), the script's runs/."""
+
+    def __init__(self, name, experiment, variant, seed, args):
+        self.variant, self.seed = variant.name + (f" ({args.label})" if args.label else ""), seed
+        self.title = f"{name}: {self.variant}, seed {seed}"
+        slug = re.sub(r"[^\w.-]+", "_", self.variant).strip("_")
+        self.folder = args.folder.resolve() / name / slug / str(seed)
+        self.repository = args.repository.resolve()
+        flags = f"--env-id {variant.env_id or experiment.env_id} --total-timesteps {experiment.total_timesteps}"
+        flags += f" --seed {seed} --no-cuda {experiment.flags} {variant.flags}"
+        self.command = [variant.script, *flags.split()]
+        self.record = {"experiment": name, "variant": self.variant, "seed": seed, "command": self.command}
+        self.record.update(commit=None, seconds=0.0, status=None)
+        self.process = None
+        if (self.folder / "run.json").exists():
+            self.record = json.loads((self.folder / "run.json").read_text())
+        if not self.done and any(map(complete, (self.folder / "runs").glob("*/checkpoint.pt"))):
+            self.record["status"] = 0  # stopped after the last iteration
+            self.write()
+
+    @property
+    def done(self):
+        return self.record["status"] == 0 and self.record["command"] == self.command
+
+    def start(self, core):
+        """Start or resume the script on `core`. Raises RuntimeError (one line) where that cannot be done."""
+        if self.record["command"] != self.command:
+            raise RuntimeError(f"begun with other flags; to run it anew, delete {self.folder}")
+        self.folder.mkdir(parents=True, exist_ok=True)
+        lock = open(self.folder / "lock", "w")  # the script inherits it: held as long as the script lives
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            lock.close()
+            raise RuntimeError("is being run by another process")
+        resume = []
+        for previous in (self.folder / "runs").glob("*"):
+            if (previous / "checkpoint.pt").exists():
+                resume = ["--resume", str(previous)]
+            else:
+                shutil.rmtree(previous)  # interrupted before its first checkpoint
+        if not resume:
+            self.record.update(commit=commit(self.repository), seconds=0.0)
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+        script, *flags = self.command
+        with open(self.folder / "log.txt", "a" if resume else "w") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, str(self.repository / script), *flags, *resume],
+                cwd=self.folder, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
+                pass_fds=[lock.fileno()], start_new_session=True,  # Ctrl-C reaches it once, through us
+                preexec_fn=(lambda: os.sched_setaffinity(0, {core})) if core is not None else None,
+            )  # fmt: skip
+        lock.close()
+        self.core, self.began, self.resumed, self.first_share = core, time.time(), bool(resume), self.share()
+        self.write()
+
+    def finish(self):
+        """Record how the process ended."""
+        self.record.update(status=self.process.returncode, seconds=self.record["seconds"] + time.time() - self.began)
+        self.write()
+
+    def write(self):
+        temporary = self.folder / "run.json.tmp"
+        temporary.write_text(json.dumps(self.record, indent=1) + "\n")
+        temporary.replace(self.folder / "run.json")
+
+    def last_line(self):
+        lines = (self.folder / "log.txt").read_text(errors="replace").strip().splitlines()
+        return lines[-1] if lines else ""
+
+    def share(self):
+        """How much of the training is done, 0 to 1, from the script's last progress line."""
+        found = re.findall(r"([\d.]+)%", (self.folder / "log.txt").read_text(errors="replace"))
+        return float(found[-1]) / 100 if found else 0.0
+
+    def seconds_left(self):
+        """Estimate for a running script, None where it cannot be told yet."""
+        share, elapsed = self.share(), time.time() - self.began
+        gained = share - self.first_share
+        return elapsed / gained * (1 - share) if gained > 0 else None
+
+
+def complete(checkpoint):
+    """Whether a script's checkpoint is that of its last iteration."""
+    saved = torch.load(checkpoint, map_location="cpu", weights_only=True)
+    return saved["iteration"] >= saved["args"]["num_iterations"]
+
+
+def commit(repository):
+    """The commit of a checkout, with a + where it has changes, None where it is no checkout."""
+    git = ["git", "-C", str(repository)]
+    found = subprocess.run([*git, "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True)
+    if found.returncode:
+        return None
+    changes = subprocess.run([*git, "status", "--porcelain", "-uno"], capture_output=True, text=True).stdout
+    return found.stdout.strip() + ("+" if changes.strip() else "")
+
+
+def time_left(waiting, running, seconds, workers):
+    """Estimated seconds until all is done, None where nothing is known yet. seconds: variant -> those of done runs."""
+    known = [x for run in running for x in [run.seconds_left()] if x is not None]
+    shares = [(run, run.seconds_left()) for run in running]
+    whole = {run.variant: (left + time.time() - run.began) for run, left in shares if left is not None}
+    everything = [x for values in seconds.values() for x in values] or list(whole.values())
+    if not everything:
+        return None
+    total = sum(known)
+    for run in waiting:
+        of_variant = seconds.get(run.variant) or [whole.get(run.variant, float(np.mean(everything)))]
+        total += float(np.mean(of_variant))
+    return max(total / workers, max(known, default=0.0))
+
+
+def execute(runs, cores, workers):
+    """Run what is not done, `workers` at a time. Returns the titles of the runs that failed."""
+    waiting, running, failed = [run for run in runs if not run.done], [], []
+    seconds, stopping, reported = defaultdict(list), [], time.time()
+    for run in runs:
+        if run.done:
+            seconds[run.variant].append(run.record["seconds"])
+    free = [cores[i % len(cores)] for i in range(workers)]
+    commits = sorted({str(run.record["commit"]) for run in runs if run.done})
+    print(f"{len(runs)} runs, {len(runs) - len(waiting)} done", f"(commits {', '.join(commits)})" if commits else "")
+
+    def stop(signum, frame):
+        stopping.append(signum)
+        print("stopping: each run writes a checkpoint after its present iteration", flush=True)
+        for run in running:
+            run.process.terminate()
+
+    handlers = {signum: signal.signal(signum, stop) for signum in (signal.SIGINT, signal.SIGTERM)}
+    while running or (waiting and not stopping):
+        while waiting and free and not stopping:
+            run = waiting.pop(0)
+            try:
+                run.start(free[0])
+            except RuntimeError as error:
+                failed.append(run.title)
+                print(f"{run.title}: {error}", flush=True)
+                continue
+            free.pop(0)
+            running.append(run)
+            print(f"{run.title}: {'resumed' if run.resumed else 'started'}", flush=True)
+        time.sleep(0.2)
+        for run in [run for run in running if run.process.poll() is not None]:
+            run.finish()
+            running.remove(run)
+            free.append(run.core)
+            if run.done:
+                seconds[run.variant].append(run.record["seconds"])
+                print(f"{run.title}: done in {timedelta(seconds=round(run.record['seconds']))}", flush=True)
+            elif not stopping:
+                failed.append(run.title)
+                print(f"{run.title}: failed with status {run.record['status']}: {run.last_line()}", flush=True)
+        if time.time() - reported >= REPORT_INTERVAL and running:
+            reported, left = time.time(), time_left(waiting, running, seconds, workers)
+            done = len(runs) - len(waiting) - len(running) - len(failed)
+            now = ", ".join(f"{run.title} {run.share():.0%}" for run in running)
+            left = "unknown" if left is None else timedelta(seconds=round(left))
+            print(f"{done}/{len(runs)} done, {len(failed)} failed, time left {left} | {now}", flush=True)
+    for signum, handler in handlers.items():
+        signal.signal(signum, handler)
+    if stopping:
+        sys.exit(128 + stopping[0])
+    return failed
+
+
+# ---------------------------------------------------------------- collecting
+
+
+def read_curves(folder, patterns):
+    """The scalars that a script logged under tags that match: tag -> (steps, values)."""
+    (run,) = (folder / "runs").iterdir()
+    events = EventAccumulator(str(run), size_guidance={"scalars": 0})
+    events.Reload()
+    logged, curves = events.Tags()["scalars"], {}
+    for pattern in patterns:
+        for tag in fnmatch.filter(logged, pattern):
+            scalars = events.Scalars(tag)
+            curves[tag] = np.array([e.step for e in scalars]), np.array([e.value for e in scalars])
+    return curves
+
+
+def summarize_curve(steps, values, final_share, first_above=None):
+    """[(step, value), ...] of the csv for one curve, steps and values (K,), K >= 1; see the top of this file."""
+    window = max(1, round(final_share * len(values)))
+    means = np.convolve(values, np.ones(window) / window, "valid")
+    rows = [("final", values[-window:].mean()), ("best", means.max()), ("mean", values.mean())]
+    if first_above is not None:
+        above = steps[values > first_above]
+        rows.append(("first_above", above[0] if len(above) else math.inf))
+    parts = np.array_split(np.arange(len(values)), min(MAX_POINTS, len(values)))
+    return rows + [(round(steps[part].mean()), values[part].mean()) for part in parts]
+
+
+def collect(name, folder, results):
+    """Write RESULTS/NAME.csv from the finished runs below `folder`. Returns its path, None where there are none."""
+    experiment, path, rows = EXPERIMENTS[name], results / f"{name}.csv", {}
+    if path.exists():
+        with path.open(newline="") as file:
+            for row in csv.DictReader(file):
+                rows.setdefault((row["variant"], int(row["seed"])), []).append([row[key] for key in COLUMNS])
+    for record_path in sorted((folder / name).glob("*/*/run.json")):
+        record = json.loads(record_path.read_text())
+        if record["status"] != 0:
+            continue
+        key = record["variant"], record["seed"]
+        rows[key] = [[name, *key, "seconds", "final", round(record["seconds"])]]
+        thinned = read_curves(record_path.parent, experiment.tags)
+        for tag, curve in {**thinned, **read_curves(record_path.parent, experiment.finals)}.items():
+            first_above = experiment.first_above if tag == experiment.tags[0] else None
+            summary = summarize_curve(*curve, experiment.final_share, first_above)
+            summary = [(step, value) for step, value in summary if tag in thinned or isinstance(step, str)]
+            rows[key] += [[name, *key, tag, step, f"{value:.6g}"] for step, value in summary]
+    if not rows:
+        return None
+    order = [variant.name for variant in experiment.variants]
+    results.mkdir(parents=True, exist_ok=True)
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(COLUMNS)
+        for key in sorted(rows, key=lambda key: (order.index(key[0]) if key[0] in order else len(order), *key)):
+            writer.writerows(rows[key])
+    return path
+
+
+def parse_args(argv=None):
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    names = ", ".join(EXPERIMENTS)
+    parser.add_argument("experiments", nargs="+", choices=EXPERIMENTS, metavar="EXPERIMENT", help=names)
+    parser.add_argument("--variants", nargs="+", help="only these variants")
+    parser.add_argument("--seeds", nargs="+", type=int, help="only these seeds of the table")
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    parser.add_argument("--cores", nargs="+", type=int, default=cores, help="CPU cores to pin runs to (all)")
+    parser.add_argument("--workers", type=int, help="runs at the same time (as many as there are cores)")
+    parser.add_argument("--folder", type=pathlib.Path, default=BENCHMARKS / "runs", help="of the runs")
+    parser.add_argument("--results", type=pathlib.Path, default=BENCHMARKS / "results", help="of the csv files")
+    parser.add_argument("--repository", type=pathlib.Path, default=ROOT, help="the checkout whose scripts are run")
+    parser.add_argument("--label", default="", help="appended to the variants' names, to tell checkouts apart")
+    parser.add_argument("--collect-only", action="store_true", help="run nothing, write the csv files")
+    args = parser.parse_args(argv)
+    if args.workers is not None and args.workers < 1:
+        parser.error("--workers: must be at least 1")
+    known = {variant.name for name in args.experiments for variant in EXPERIMENTS[name].variants}
+    if args.variants and not set(args.variants) <= known:
+        parser.error(f"--variants: must be of {', '.join(sorted(known))}")
+    return args
+
+
+def main(argv=None):
+    args = parse_args(argv)
+    runs = []
+    for name in args.experiments:
+        experiment = EXPERIMENTS[name]
+        variants = [v for v in experiment.variants if not args.variants or v.name in args.variants]
+        seeds = sorted({seed for v in variants for seed in v.seeds or experiment.seeds})
+        for seed in args.seeds or seeds:  # seed by seed, so that unfinished experiments can be looked at
+            runs += [Run(name, experiment, v, seed, args) for v in variants if seed in (v.seeds or experiment.seeds)]
+    failed = []
+    try:
+        if not args.collect_only:
+            cores = args.cores or [None]
+            failed = execute(runs, cores, args.workers or len(cores))
+    finally:
+        for name in args.experiments:
+            print(collect(name, args.folder, args.results) or f"{name}: no finished runs", flush=True)
+    if failed:
+        print("failed:", *failed, sep="\n  ")
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,154 @@
+"""Tables of an experiment's csv: `python benchmarks/scripts/summarize.py moat [--versus "PPO, 16 minibatches"]`.
+
+Per variant the median, the inter-quartile mean with a bootstrap interval over seeds, the share of seeds at or above
+the experiment's threshold and every seed's value; then each variant's probability of improvement over one of them.
+Definitions: Agarwal et al. 2021 (arXiv 2108.13264). Several experiments count as several tasks: a table each, and
+one probability of improvement over all of them. `--value best`, `mean`, `first_above` in place of `final`: see run.py.
+"""
+
+import argparse
+import csv
+import pathlib
+import sys
+
+import numpy as np
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+from benchmarks.scripts.experiments import EXPERIMENTS  # noqa: E402
+
+RESULTS = ROOT / "benchmarks" / "results"
+RESAMPLES = 5_000
+CONFIDENCE = 0.95
+
+
+def interquartile_mean(scores):
+    """Mean of the middle half of scores (R,): int(R / 4) are left out at either end. Also of (..., R), per row."""
+    scores = np.sort(np.asarray(scores, dtype=float), -1)
+    count = scores.shape[-1] // 4
+    return scores[..., count : scores.shape[-1] - count].mean(-1)
+
+
+def probability_of_improvement(x, y):
+    """P(X > Y) + P(X = Y) / 2 for runs x (..., R) and y (..., S) of two algorithms on one task."""
+    x, y = np.asarray(x, dtype=float)[..., :, None], np.asarray(y, dtype=float)[..., None, :]
+    return ((x > y) + 0.5 * (x == y)).mean((-2, -1))
+
+
+def resample(scores, generator):
+    """Bootstrap: scores (R,) -> (RESAMPLES, R), drawn with replacement."""
+    return generator.choice(np.asarray(scores, dtype=float), (RESAMPLES, len(scores)))
+
+
+def interval(statistics):
+    """The CONFIDENCE percentile interval of a bootstrapped statistic (RESAMPLES,): low, high."""
+    return tuple(np.quantile(statistics, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2]))
+
+
+def interquartile_mean_interval(tasks, seed=0):
+    """IQM of all runs of all tasks, a list of scores (R,), and its interval; seeds are resampled within each task."""
+    generator = np.random.default_rng(seed)
+    resampled = np.concatenate([resample(scores, generator) for scores in tasks], -1)
+    return (interquartile_mean(np.concatenate(tasks)), *interval(interquartile_mean(resampled)))
+
+
+def improvement_interval(pairs, seed=0):
+    """Probability of improvement, mean over tasks [(x (R,), y (S,)), ...], and its interval."""
+    generator = np.random.default_rng(seed)
+    resampled = [probability_of_improvement(resample(x, generator), resample(y, generator)) for x, y in pairs]
+    return (np.mean([probability_of_improvement(x, y) for x, y in pairs]), *interval(np.mean(resampled, 0)))
+
+
+def share_at_least(scores, threshold):
+    """Share of scores (R,) at or above threshold."""
+    return float((np.asarray(scores) >= threshold).mean())
+
+
+# ---------------------------------------------------------------- the csv files
+
+
+def read_rows(path):
+    """The rows of a csv that run.py wrote, seed as int, value as float."""
+    with open(path, newline="") as file:
+        return [dict(row, seed=int(row["seed"]), value=float(row["value"])) for row in csv.DictReader(file)]
+
+
+def read_values(path, tag, step="final"):
+    """variant -> {seed: value}, in the order of the file."""
+    found = {}
+    for row in read_rows(path):
+        if row["tag"] == tag and row["step"] == step:
+            found.setdefault(row["variant"], {})[row["seed"]] = row["value"]
+    return found
+
+
+def read_curves(path, tag):
+    """variant -> {seed: (steps, values)}, arrays, in the order of the file."""
+    found = {}
+    for row in read_rows(path):
+        if row["tag"] == tag and row["step"].isdigit():
+            found.setdefault(row["variant"], {}).setdefault(row["seed"], []).append((int(row["step"]), row["value"]))
+    return {
+        variant: {seed: tuple(np.array(curve).T) for seed, curve in seeds.items()} for variant, seeds in found.items()
+    }
+
+
+def scores_table(values, threshold=None):
+    """Markdown lines for values: variant -> {seed: value}."""
+    head = ["", "seeds", "median", f"IQM ({CONFIDENCE:.0%} interval)"]
+    head += [f"at {threshold:g} or more"] * (threshold is not None) + ["minimum", "every seed"]
+    lines = ["| " + " | ".join(head) + " |", "|-" * len(head) + "|"]
+    for variant, seeds in values.items():
+        scores = np.array(list(seeds.values()))
+        iqm, low, high = interquartile_mean_interval([scores])
+        cells = [variant, str(len(scores)), f"{np.median(scores):.4g}", f"{iqm:.4g} ({low:.4g} to {high:.4g})"]
+        cells += [f"{share_at_least(scores, threshold):.0%}"] if threshold is not None else []
+        cells += [f"{scores.min():.4g}", ", ".join(f"{score:.4g}" for score in scores)]
+        lines.append("| " + " | ".join(cells) + " |")
+    return lines
+
+
+def improvement_table(experiments, baseline):
+    """Markdown lines; experiments: a list of variant -> {seed: value}, one per task, all of which have the baseline."""
+    lines = [f"| | probability of improvement over {baseline} ({CONFIDENCE:.0%} interval) |", "|-|-|"]
+    for variant in experiments[0]:
+        if variant == baseline or not all(variant in values for values in experiments):
+            continue
+        pairs = [tuple(list(values[name].values()) for name in (variant, baseline)) for values in experiments]
+        lines.append("| {} | {:.2f} ({:.2f} to {:.2f}) |".format(variant, *improvement_interval(pairs)))
+    return lines
+
+
+def main(argv=None):
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    names = ", ".join(EXPERIMENTS)
+    parser.add_argument("experiments", nargs="+", choices=EXPERIMENTS, metavar="EXPERIMENT", help=names)
+    parser.add_argument("--tag", help="the score (the experiment's first tag)")
+    parser.add_argument("--value", default="final", choices=("final", "best", "mean", "first_above"))
+    parser.add_argument("--threshold", type=float, help="of a success (the experiment's, for its final score)")
+    parser.add_argument("--versus", help="the variant that the others are compared with (the first)")
+    parser.add_argument("--results", type=pathlib.Path, default=RESULTS)
+    args = parser.parse_args(argv)
+    tables = []
+    for name in args.experiments:
+        experiment, path = EXPERIMENTS[name], args.results / f"{name}.csv"
+        if not path.exists():
+            parser.error(f"{path}: does not exist; python benchmarks/scripts/run.py {name}")
+        tag = args.tag or experiment.tags[0]
+        values = read_values(path, tag, args.value)
+        if not values:
+            parser.error(f"{path}: has no {args.value} of {tag}")
+        threshold = args.threshold
+        if threshold is None and tag == experiment.tags[0] and args.value == "final":
+            threshold = experiment.threshold
+        print(f"\n{name}: {args.value} {tag}\n", *scores_table(values, threshold), sep="\n")
+        tables.append(values)
+    baseline = args.versus or next(iter(tables[0]))
+    if not all(baseline in values for values in tables):
+        parser.error(f"--versus {baseline}: must be one of {', '.join(tables[0])}")
+    print("", *improvement_table(tables, baseline), sep="\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,311 @@
+"""benchmarks/scripts/: the statistics on numbers worked out by hand; that runs are skipped, resumed and survived."""
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import matplotlib
+import numpy as np
+import pytest
+import torch
+
+from benchmarks.scripts import compare_released, plot, run, summarize
+from benchmarks.scripts.experiments import EXPERIMENTS, Experiment, Variant
+from benchmarks.scripts.point_reach import PointReach
+from benchmarks.scripts.random_fitness_moat import RandomFitnessMoat
+
+# ---------------------------------------------------------------- statistics
+
+
+def test_interquartile_mean():
+    assert summarize.interquartile_mean([100, 1, 2, 3, 4, 5, 6, -50]) == (2 + 3 + 4 + 5) / 4
+    assert summarize.interquartile_mean([9, 1, 2]) == 4  # int(3 / 4) = 0 are left out
+    assert summarize.interquartile_mean([[1, 2, 3, 8], [4, 0, 5, 6]]).tolist() == [2.5, 4.5]
+
+
+def test_probability_of_improvement():
+    # of the six pairs (1, 2), (1, 0), (2, 2), (2, 0), (3, 2), (3, 0) four are larger and one is equal
+    assert summarize.probability_of_improvement([1, 2, 3], [2, 0]) == pytest.approx(4.5 / 6)
+    assert summarize.probability_of_improvement([1.0], [1.0]) == 0.5
+    assert summarize.improvement_interval([([1, 1], [0, 0]), ([0, 0], [1, 1])]) == (0.5, 0.5, 0.5)
+
+
+def test_share_at_least_counts_equal_scores():
+    assert summarize.share_at_least([11.9, 12.0, 15.0, 0.0], 12) == 0.5
+
+
+def test_bootstrap_interval_of_a_mean_of_two():
+    # two scores, nothing left out: the resampled means are 0, 0.5, 1 with probabilities 1/4, 1/2, 1/4
+    iqm, low, high = summarize.interquartile_mean_interval([np.array([0.0, 1.0])])
+    assert (iqm, low, high) == (0.5, 0.0, 1.0)
+    means = summarize.interquartile_mean(summarize.resample([0.0, 1.0], np.random.default_rng(0)))
+    assert np.mean(means == 0.5) == pytest.approx(0.5, abs=4 * (0.25 / summarize.RESAMPLES) ** 0.5)
+
+
+def test_bootstrap_stays_within_each_task():
+    # each task's seeds agree, so resampling within a task changes nothing; mixing the tasks would
+    assert summarize.interquartile_mean_interval([np.array([1.0, 1.0]), np.array([5.0, 5.0])]) == (3.0, 3.0, 3.0)
+
+
+def test_summary_of_a_curve():
+    steps, values = np.arange(1, 101) * 10, np.array([0.0] * 50 + [8.0] * 10 + [4.0] * 40)
+    rows = dict(run.summarize_curve(steps, values, final_share=0.05, first_above=7.5))
+    curve = [(step, value) for step, value in rows.items() if not isinstance(step, str)]
+    assert (rows["final"], rows["best"], rows["mean"], rows["first_above"]) == (4.0, 8.0, 2.4, 510)
+    assert len(curve) == run.MAX_POINTS and curve[0] == (15, 0.0) and curve[-1] == (995, 4.0)
+    assert dict(run.summarize_curve(steps, values, 0.05, first_above=9))["first_above"] == float("inf")
+    assert run.summarize_curve(steps[:1], values[:1], 0.05) == [("final", 0), ("best", 0), ("mean", 0), (10, 0)]
+
+
+def test_the_table_of_experiments():
+    for name, experiment in EXPERIMENTS.items():
+        names = [variant.name for variant in experiment.variants]
+        assert len(set(names)) == len(names), name
+        for variant in experiment.variants:
+            flags = (experiment.flags + " " + variant.flags).split()
+            options = [flag for flag in flags if flag.startswith("--")]
+            assert len(set(options)) == len(options), f"{name}, {variant.name}: a flag is given twice"
+            assert (run.ROOT / variant.script).exists()
+
+
+# ---------------------------------------------------------------- tasks
+
+
+def test_point_reach_counts_successes_and_goes_on():
+    env = PointReach(4, "cpu", seed=0)
+    env.reset()
+    env.position.zero_(), env.velocity.zero_(), env.episode_step.zero_()
+    env.goal.copy_(torch.tensor([0.3, 0.0, 0.0, 0.0]))
+    env.goal[1] = 0.0
+    env.position[2, 0] = 2.01
+    action = torch.zeros(4, 4)
+    action[0, 0] = 1.0
+    goals = env.goal.clone()
+    obs, reward, terminated, truncated, info = env.step(action)
+    assert terminated.tolist() == [False, False, True, False] and not truncated.any()
+    assert info["episode"]["objective"].tolist() == [0, 1, 0, 0]
+    assert not torch.equal(env.goal[1], goals[1]) and torch.equal(env.goal[[0, 3]], goals[[0, 3]])
+    torch.testing.assert_close(obs[1], torch.cat([torch.zeros(8), env.goal[1]]))
+    assert env.velocity[0].tolist() == pytest.approx([0.1, 0, 0, 0])
+    distance = 0.3 - 0.25 * 0.1
+    assert reward[0].item() == pytest.approx(0.5 * (1 - np.tanh(2 * distance)) - 0.01)
+    assert reward[1].item() == pytest.approx(5.5)
+    env.episode_step.fill_(99)
+    assert env.step(action)[3].all()
+
+
+def test_point_reach_spreads_the_first_episodes():
+    env = PointReach(400, "cpu", seed=0)
+    env.reset()
+    for block in env.episode_step.view(4, 100):
+        assert torch.histc(block.float(), 4, 0, 100).tolist() == pytest.approx([25] * 4, abs=2)
+
+
+def test_random_fitness_moat_reports_a_permutation_of_the_followers():
+    env = RandomFitnessMoat(96, "cpu", seed=0)
+    env.reset()
+    env.episode_step.zero_()
+    for cycle in range(3):
+        env.position[:, 1:] = 0.0
+        for _ in range(128):
+            env.velocity.zero_()
+            env.position[:, 0] = torch.linspace(0.0, 0.7, 96)  # true objectives, all different
+            before, info = env.latest.clone(), env.step(torch.zeros(96, 4))[4]
+        true, told = torch.linspace(0.0, 0.7, 96), info["episode"]["objective"]
+        assert info["episode"]["done"].all()
+        torch.testing.assert_close(told[:2], true[:2])  # the leader's are its own
+        if cycle:
+            torch.testing.assert_close(told[2:].sort().values, before[2:].sort().values)
+            assert (told[2:] != before[2:]).any()
+            assert (told.view(48, 2)[1:, 1] - told.view(48, 2)[1:, 0]).min() > 0  # whole blocks change places
+
+
+def test_random_fitness_moat_refuses_other_numbers_of_environments():
+    with pytest.raises(ValueError, match="multiple of 48"):
+        RandomFitnessMoat(50, "cpu", seed=0)
+
+
+# ---------------------------------------------------------------- run.py
+
+SCRIPT = """
+    import argparse, pathlib, shutil, signal, sys, time
+    from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+    from tensorboard.compat.proto.summary_pb2 import Summary
+    from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+    parser = argparse.ArgumentParser()
+    for flag in ("env-id", "total-timesteps", "seed", "resume", "kind"):
+        parser.add_argument("--" + flag)
+    parser.add_argument("--no-cuda", action="store_true")
+    args = parser.parse_args()
+    if args.kind == "crash":
+        sys.exit("it broke")
+    folder = pathlib.Path(args.resume or f"runs/fake__{args.seed}")
+    first = int((folder / "iteration.txt").read_text()) + 1 if args.resume else 1
+    writer, stop = EventFileWriter(str(folder)), []
+    writer.add_event(Event(step=first, session_log=SessionLog(status=SessionLog.START)))
+    signal.signal(signal.SIGTERM, lambda *_: stop.append(1))
+    for iteration in range(first, 101):
+        if args.kind == "slow" and not args.resume:
+            time.sleep(0.05)
+        value = Summary.Value(tag="charts/leader_return", simple_value=iteration * int(args.seed))
+        writer.add_event(Event(step=iteration, wall_time=time.time(), summary=Summary(value=[value])))
+        print(f"{iteration} steps {iteration}%", flush=True)
+        if stop or iteration == 100:
+            (folder / "iteration.txt").write_text(str(iteration))
+            checkpoint = pathlib.Path(__file__).with_name("stopped.pt" if stop else "complete.pt")
+            shutil.copy(checkpoint, folder / "checkpoint.pt")  # to import torch takes seconds
+        if stop:
+            break
+    writer.close()
+    sys.exit(143 if stop else 0)
+"""
+FAKE = Experiment(
+    env_id="None",
+    total_timesteps=100,
+    seeds=range(1, 3),
+    tags=("charts/leader_return",),
+    variants=(Variant("good", "fake.py"), Variant("crashes", "fake.py", "--kind crash"),
+              Variant("slow", "fake.py", "--kind slow")),
+)  # fmt: skip
+
+
+@pytest.fixture
+def fake(tmp_path, monkeypatch):
+    """A repository with one script and an experiment of it; returns main(*flags)."""
+    (tmp_path / "repository").mkdir()
+    (tmp_path / "repository" / "fake.py").write_text(textwrap.dedent(SCRIPT))
+    for name, iteration in (("stopped.pt", 1), ("complete.pt", 100)):
+        checkpoint = {"iteration": iteration, "args": {"num_iterations": 100}}
+        torch.save(checkpoint, tmp_path / "repository" / name)
+    monkeypatch.setitem(run.EXPERIMENTS, "fake", FAKE)
+
+    def main(*flags):
+        folders = ["--repository", tmp_path / "repository", "--folder", tmp_path / "runs", "--results", tmp_path]
+        run.main(["fake", *map(str, folders), *flags])
+
+    return main
+
+
+def rows(path):
+    with open(path, newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_what_is_done_is_skipped_and_a_crash_does_not_end_the_others(fake, tmp_path, capsys):
+    with pytest.raises(SystemExit) as ended:
+        fake("--variants", "good", "crashes", "--workers", "2")
+    assert ended.value.code == 1
+    out = capsys.readouterr().out
+    assert "fake: crashes, seed 2: failed with status 1: it broke" in out and "good, seed 2: done" in out
+    found = [row for row in rows(tmp_path / "fake.csv") if row["step"] == "final" and row["tag"] != "seconds"]
+    finals = {(row["variant"], row["seed"]): row["value"] for row in found}
+    assert finals == {("good", "1"): "98", ("good", "2"): "196"}  # means of 96 to 100, times the seed
+    log = tmp_path / "runs" / "fake" / "good" / "1" / "log.txt"
+    written = log.stat().st_mtime_ns
+    fake("--variants", "good")
+    assert "2 runs, 2 done" in capsys.readouterr().out and log.stat().st_mtime_ns == written
+
+
+def test_an_interrupted_run_writes_a_checkpoint_and_is_resumed(fake, tmp_path, capsys):
+    child = textwrap.dedent(f"""
+        from benchmarks.scripts import run
+        from tests_fake import FAKE
+        run.EXPERIMENTS["fake"] = FAKE
+        run.main({["fake", "--repository", str(tmp_path / "repository"), "--folder", str(tmp_path / "runs"),
+                   "--results", str(tmp_path), "--variants", "slow", "--seeds", "1"]})
+    """)
+    (tmp_path / "tests_fake.py").write_text(
+        "from benchmarks.scripts.experiments import Experiment, Variant\n"
+        "FAKE = Experiment(env_id='None', total_timesteps=100, seeds=range(1, 3), tags=('charts/leader_return',),\n"
+        "                  variants=(Variant('slow', 'fake.py', '--kind slow'),))\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(run.ROOT), str(tmp_path)])}
+    process = subprocess.Popen([sys.executable, "-c", child], env=environment, stdout=subprocess.PIPE, text=True)
+    folder = tmp_path / "runs" / "fake" / "slow" / "1"
+    deadline = time.time() + 60
+    while not ((folder / "log.txt").exists() and "3 steps" in (folder / "log.txt").read_text()):
+        assert time.time() < deadline and process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    assert "no finished runs" in process.communicate(timeout=60)[0] and process.returncode == 128 + signal.SIGTERM
+    stopped = json.loads((folder / "run.json").read_text())
+    assert stopped["status"] == 143 and (folder / "runs" / "fake__1" / "checkpoint.pt").exists()
+
+    fake("--variants", "slow", "--seeds", "1")
+    assert "seed 1: resumed" in capsys.readouterr().out
+    assert json.loads((folder / "run.json").read_text())["seconds"] > stopped["seconds"]
+    curve = [float(row["value"]) for row in rows(tmp_path / "fake.csv") if row["step"].isdigit()]
+    assert curve == [i + 0.5 for i in range(1, 100, 2)]  # every iteration once, in order
+
+
+def test_a_run_that_stopped_after_its_last_iteration_is_done(fake, tmp_path, capsys):
+    fake("--variants", "good", "--seeds", "1")
+    path = tmp_path / "runs" / "fake" / "good" / "1" / "run.json"
+    path.write_text(path.read_text().replace('"status": 0', '"status": -15'))
+    capsys.readouterr()
+    fake("--variants", "good", "--seeds", "1")
+    assert "1 runs, 1 done" in capsys.readouterr().out
+
+
+def test_two_checkouts_stand_beside_each_other(fake, tmp_path):
+    fake("--variants", "good")
+    fake("--variants", "good", "--seeds", "2", "--label", "before")
+    assert list(summarize.read_values(tmp_path / "fake.csv", "charts/leader_return")) == ["good", "good (before)"]
+    assert list(summarize.read_values(tmp_path / "fake.csv", "seconds")["good (before)"]) == [2]
+
+
+def test_rows_of_deleted_runs_stay(fake, tmp_path):
+    fake("--variants", "good")
+    before = (tmp_path / "fake.csv").read_text()
+    (tmp_path / "runs").rename(tmp_path / "elsewhere")
+    fake("--collect-only")
+    assert (tmp_path / "fake.csv").read_text() == before
+
+
+def test_a_run_that_was_begun_with_other_flags_is_reported(fake, tmp_path, capsys):
+    fake("--variants", "good", "--seeds", "1")
+    path = tmp_path / "runs" / "fake" / "good" / "1" / "run.json"
+    record = json.loads(path.read_text())
+    path.write_text(json.dumps({**record, "command": [*record["command"], "--kind", "other"]}))
+    with pytest.raises(SystemExit):
+        fake("--variants", "good", "--seeds", "1")
+    assert "begun with other flags" in capsys.readouterr().out
+
+
+# ---------------------------------------------------------------- tables and plots
+
+
+def test_tables_and_plots(fake, tmp_path, capsys):
+    fake("--variants", "good")
+    fake("--variants", "good", "--label", "before")
+    capsys.readouterr()
+    summarize.main(["fake", "--results", str(tmp_path), "--threshold", "100"])
+    out = capsys.readouterr().out
+    assert "| good | 2 | 147 | 147 (98 to 196) | 50% | 98 | 98, 196 |" in out
+    assert "| good (before) | 0.50 (" in out
+    plot.main(["fake", "--results", str(tmp_path)])
+    assert matplotlib.image.imread(tmp_path / "fake.png").std() > 0.01
+
+
+def test_quartiles_at_the_steps_that_all_seeds_have():
+    curves = {seed: (np.arange(5 - (seed == 1)), seed * np.ones(5 - (seed == 1))) for seed in (1, 2, 3)}
+    steps, quartiles = plot.quartiles(curves)
+    assert steps.tolist() == [0, 1, 2, 3] and quartiles[:, 0].tolist() == [1.5, 2.0, 2.5]
+
+
+def test_comparison_with_the_released_code(tmp_path, capsys):
+    released = (run.ROOT / "benchmarks" / "results" / "released_point_reach.csv").read_text()
+    (tmp_path / "released_point_reach.csv").write_text(released)
+    (tmp_path / "point_reach.csv").write_text(released.replace("released PPO", "PPO").replace("released SAPG", "SAPG"))
+    compare_released.main(["--results", str(tmp_path)])
+    table = {line.split("|")[1].strip(): line.split("|")[2:5] for line in capsys.readouterr().out.splitlines()}
+    assert [cell.strip() for cell in table["released PPO"][:2]] == ["4", "38"]
+    assert [cell.strip() for cell in table["released SAPG-4"][:2]] == ["6", "45.5"]
+    assert table["PPO"] == table["released PPO"]
+    assert (tmp_path / "point_reach_released.png").exists()
