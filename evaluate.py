@@ -73,6 +73,10 @@ def load(path):
 def make_envs(saved, num_envs, args, device):
     """Fresh environments of the checkpoint's task with its curriculum."""
     try:
+        tasks.check_env_id(saved["args"]["env_id"])
+    except ValueError as error:
+        refuse("run", saved["args"]["env_id"], error)
+    try:
         envs = tasks.make(saved["args"]["env_id"], num_envs, device, args.seed, args.engine)
     except ValueError as error:
         refuse("--engine", args.engine, error)
@@ -188,7 +192,10 @@ def main(argv=None):
     if args.video:
         ids = torch.tensor(args.agents or (0,), device=device)
         envs = make_envs(saved, len(ids), args, device)
-        film(args.video, envs, make_agent(saved, script, envs, device), ids)
+        try:
+            film(args.video, envs, make_agent(saved, script, envs, device), ids)
+        except (NotImplementedError, RuntimeError) as error:
+            refuse("--video", args.video, (str(error) or repr(error)).splitlines()[0])
 
 
 if __name__ == "__main__":

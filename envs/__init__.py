@@ -26,6 +26,12 @@ TASKS = {
     "ShadowHand": "envs.tasks.in_hand:ShadowHand",
 }
 PURE_TORCH = ("Moat",)  # they step themselves
+# prefix of an env id, and the package that it needs -> the adapter to other people's environments
+ADAPTERS = {
+    "envpool": "envs.adapters.envpool:EnvPool",
+    "gymnasium": "envs.adapters.gymnasium:Gymnasium",
+    "mjlab": "envs.adapters.mjlab:Mjlab",
+}
 # name -> the package that it needs; not Isaac Gym, which "auto" never means
 ENGINES = {"mujoco": "mujoco", "warp": "mujoco_warp"}
 
@@ -33,11 +39,21 @@ ENGINES = {"mujoco": "mujoco", "warp": "mujoco_warp"}
 def check_env_id(env_id):
     """Raises ValueError (one line) where `env_id` is neither known nor an importable class of your own."""
     known = list(dict.fromkeys([*TASKS, *isaacgym.CONFIGURATIONS]))
-    if ":" in env_id:
+    prefix, _, name = env_id.partition(":")
+    if prefix in ADAPTERS:
+        find_adapter(prefix).check(name)
+    elif ":" in env_id:
         find_class(env_id)
     elif env_id not in known:
         nearest = difflib.get_close_matches(env_id, known, n=1, cutoff=0.0)[0]
         raise ValueError(f"did you mean {nearest}? Known: {', '.join(known)}, or package.module:Class")
+
+
+def find_adapter(prefix):
+    """The class of ADAPTERS behind a prefix. Raises ValueError (one line) where its package is not installed."""
+    if not importlib.util.find_spec(prefix):
+        raise ValueError(f"needs the package {prefix}, not installed: pip install -r requirements-{prefix}.txt")
+    return find_class(ADAPTERS[prefix])
 
 
 def find_class(env_id):
@@ -69,7 +85,8 @@ def find_engine(engine, env_id, device="cpu"):
         return engine
     if ":" not in env_id and env_id not in TASKS:
         raise ValueError("must be isaacgym, no other engine has this task")
-    if env_id in PURE_TORCH or ":" in env_id and "engine" not in inspect.signature(find_class(env_id)).parameters:
+    own = env_id in PURE_TORCH or env_id.partition(":")[0] in ADAPTERS
+    if own or ":" in env_id and "engine" not in inspect.signature(find_class(env_id)).parameters:
         if engine == "auto":
             return None
         raise ValueError("must be auto, this task steps itself")
@@ -97,6 +114,9 @@ def make(env_id, num_envs, device="cpu", seed=1, engine="auto"):
     """Make `num_envs` copies of a task on `device`. Raises ValueError for an unknown id or engine."""
     check_env_id(env_id)
     engine = find_engine(engine, env_id, device)
+    prefix, _, name = env_id.partition(":")
+    if prefix in ADAPTERS:
+        return find_adapter(prefix)(name, num_envs, device, seed)
     if engine == "isaacgym":
         return isaacgym.IsaacGym(env_id, num_envs, device, seed)
     task = find_class(env_id)
