@@ -12,7 +12,7 @@ import torch
 
 NO_OPENGL = ""
 if sys.platform == "linux":
-    try:  # before envpool: its MuJoCo looks for EGL in the libraries loaded earlier; without it, drawing ends the process
+    try:  # before envpool: its MuJoCo finds only an EGL loaded earlier, and without one drawing ends the process
         ctypes.CDLL("libEGL.so.1", mode=ctypes.RTLD_GLOBAL)
     except OSError as error:
         NO_OPENGL = f"no OpenGL for off-screen rendering; on Debian: apt-get install libegl1 ({error})"

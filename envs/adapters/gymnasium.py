@@ -49,13 +49,15 @@ class Gymnasium(Adapter):
         super().__init__(num_envs, device, seed)
         env = gymnasium.make(name)
         env.close()
+        draws = "rgb_array" in env.metadata.get("render_modes", [])
+        drawing = {"render_mode": "rgb_array"} if draws else {}
         self.env = gymnasium.make_vec(
             name,
             num_envs,
             vectorization_mode="sync",
             vector_kwargs={"autoreset_mode": AutoresetMode.SAME_STEP},
             wrappers=[flat],
-            render_mode="rgb_array" if "rgb_array" in env.metadata.get("render_modes", []) else None,
+            **drawing,
         )
         self.set_action_space(self.env.single_action_space)
         self.num_obs = self.env.single_observation_space.shape[0]
@@ -83,6 +85,6 @@ class Gymnasium(Adapter):
         if not any(name in os.environ for name in ("MUJOCO_GL", "DISPLAY", "WAYLAND_DISPLAY")):
             os.environ["MUJOCO_GL"] = "egl"  # Gymnasium would try GLFW, which needs a display
         try:
-            return self.env.envs[index].render()
+            return np.ascontiguousarray(self.env.envs[index].render())
         except Exception as error:  # each backend fails with a kind of its own, and so does a missing package
             raise RuntimeError((str(error) or repr(error)).splitlines()[0])
