@@ -2,8 +2,8 @@
 
     python benchmarks/adapters.py envpool:Hopper-v5 envpool:Ant-v5 --num-envs 64 1024
 
-Both reset what finished by id, right after the step. Each row: medians of all repetitions, on as many
-threads as the process may use cores (`taskset` chooses). The actions are drawn beforehand, for EnvPool in its units.
+Both reset what finished by id, right after the step. Each row: medians of all repetitions, with one thread per core
+that the process may use (`taskset` chooses). The actions are drawn beforehand, for EnvPool bare in its own units.
 """
 
 import argparse
@@ -12,11 +12,11 @@ import statistics
 import sys
 import time
 
-sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-
 import torch
 
-import envs
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
+import envs  # noqa: E402
 
 
 def bare(pool, actions):
@@ -36,7 +36,8 @@ def measure(env_id, num_envs, num_steps, repetitions):
     """Environment steps per second (adapter, bare)."""
     env = envs.make(env_id, num_envs)
     twin = envs.make(env_id, num_envs)
-    env.reset(), twin.pool.reset()
+    env.reset()
+    twin.pool.reset()
     drawn = 2.0 * torch.rand(num_steps, num_envs, env.num_actions) - 1.0
     seconds = {adapted: [], bare: []}
     for repetition in range(repetitions + 1):  # the first one warms up
