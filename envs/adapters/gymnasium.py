@@ -61,7 +61,7 @@ class Gymnasium(Adapter):
         )
         self.set_action_space(self.env.single_action_space)
         self.num_obs = self.env.single_observation_space.shape[0]
-        self.max_episode_steps = self.env.envs[0].spec.max_episode_steps or sys.maxsize
+        self.max_episode_steps = env.spec.max_episode_steps or sys.maxsize  # none: it ends its episodes itself
         self.frame_rate = self.env.metadata.get("render_fps", self.frame_rate)
         self.obs, self.next_obs = torch.zeros(num_envs, self.num_obs, device=self.device), None
 
