@@ -40,7 +40,7 @@ class Args:
 
 def load(path):
     """The checkpoint of a run's folder or file, and the module of the script that wrote it."""
-    saved = harness.load_checkpoint(path, flag="run")
+    saved = harness.load_checkpoint(path)
     folders = (os.getcwd(), os.path.dirname(os.path.abspath(__file__)))
     paths = [os.path.join(folder, f"{saved['script']}.py") for folder in folders]
     found = next(filter(os.path.isfile, paths), None)
@@ -55,6 +55,10 @@ def load(path):
 
 def make_env(saved, num_envs, args, device):
     """Fresh environments of the checkpoint's task with its curriculum."""
+    try:
+        envs.check_env_id(saved["args"]["env_id"])
+    except ValueError as error:
+        harness.refuse("run", saved["args"]["env_id"], error)
     try:
         env = envs.make(saved["args"]["env_id"], num_envs, device, args.seed, args.engine)
     except ValueError as error:
@@ -171,7 +175,10 @@ def main(argv=None):
     if args.video:
         ids = torch.tensor(args.agents or (0,), device=device)
         env = make_env(saved, len(ids), args, device)
-        record_video(args.video, env, make_agent(saved, script, env, device), ids)
+        try:
+            record_video(args.video, env, make_agent(saved, script, env, device), ids)
+        except (NotImplementedError, RuntimeError) as error:
+            harness.refuse("--video", args.video, (str(error) or repr(error)).splitlines()[0])
 
 
 if __name__ == "__main__":
