@@ -1,4 +1,4 @@
-"""Evaluate and film what a run has learned: `python evaluate.py runs/... --episodes 100 --video out.mp4`.
+"""Evaluate, film or export what a run has learned: `python evaluate.py runs/... --episodes 100 --video out.mp4`.
 
 Plays the checkpoint of any of the scripts, or of a copy of one: the network is built by the script that wrote it, found
 in the working directory or beside this file. Normalisers are frozen; a curriculum goes on from where training left it.
@@ -34,8 +34,10 @@ class Args:
     """use the GPU if there is one"""
     video: Optional[str] = None
     """record one episode of each of --agents, side by side, to this .mp4"""
+    export: Optional[str] = None
+    """write one agent's policy to this .onnx instead of playing it (pip install -r requirements-onnx.txt)"""
     agents: Tuple[int, ...] = ()
-    """agents to record; none: the leader"""
+    """agents to record, or the one to export; none: the leader"""
 
 
 def load(path):
@@ -143,6 +145,58 @@ def record_video(path, env, agent, ids):
     print(f"{path}: {len(frames)} frames of agent {', '.join(map(str, ids.tolist()))}")
 
 
+class MeanPolicy(torch.nn.Module):
+    """The mean action of one agent (id), clamped to [-1, 1]; normaliser and latent are part of it."""
+
+    def __init__(self, agent, k):
+        super().__init__()
+        self.agent, self.k = agent, k
+
+    def forward(self, obs, lstm_state):
+        """obs (B, D), lstm_state (B, 2H) after the previous step -> action (B, U), lstm_state (B, 2H)."""
+        player = Player(self.agent, torch.full((len(obs),), self.k), deterministic=True)
+        dones, action = torch.zeros(1, len(obs), dtype=torch.bool), torch.zeros(())
+        outputs = self.agent.get_action_and_value(obs[None], *player.ids, dones, lstm_state[None], action)
+        return outputs[2].mean[0].clamp(-1.0, 1.0), outputs[4][0]
+
+
+class MeanPolicyWithoutMemory(MeanPolicy):
+    def forward(self, obs):
+        return super().forward(obs, torch.zeros(len(obs), 0))[0]
+
+
+def export(path, saved, agent, k, env):
+    """Write agent k's policy as ONNX: obs -> action, with an LSTM obs, lstm_state -> action, next_lstm_state.
+
+    The file's metadata says task, agent, steps trained, observation layout and control period in seconds.
+    """
+    try:
+        import onnx
+        import onnxscript  # noqa: F401, torch's exporter needs it
+    except ImportError as error:
+        harness.refuse("--export", path, f"{error}: pip install -r requirements-onnx.txt")
+    names, outputs = ["obs", "lstm_state"], ["action", "next_lstm_state"]
+    inputs = [torch.zeros(2, env.num_obs), torch.zeros(2, agent.state_size)]
+    policy = MeanPolicy(agent.cpu(), k)
+    if not agent.state_size:
+        names, outputs, inputs, policy = names[:1], outputs[:1], inputs[:1], MeanPolicyWithoutMemory(agent.cpu(), k)
+    batch = {name: {0: "batch"} for name in names}
+    program = torch.onnx.export(
+        policy.eval(), tuple(inputs), dynamo=True, verbose=False, input_names=names, output_names=outputs,
+        dynamic_shapes=batch,
+    )  # fmt: skip
+    model = program.model_proto
+    metadata = {
+        "task": saved["args"]["env_id"], "script": saved["script"], "agent": k, "steps": saved["global_step"],
+        "observation": inspect.getdoc(type(env)) or "", "control_period": 1 / env.frame_rate,
+    }  # fmt: skip
+    for key, value in metadata.items():
+        model.metadata_props.add(key=key, value=str(value))
+    onnx.checker.check_model(model)
+    onnx.save(model, path)
+    print(f"{path}: {', '.join(names)} -> {', '.join(outputs)}, agent {k}, {os.path.getsize(path):,} bytes")
+
+
 def main(argv=None):
     args = tyro.cli(Args, args=argv)
     if args.episodes < 1:
@@ -153,12 +207,20 @@ def main(argv=None):
         harness.refuse("--video", args.video, "must be a path.mp4 in a folder that exists")
     if args.video and args.engine == "isaacgym":
         harness.refuse("--video", args.video, "Isaac Gym draws nothing here; another --engine films the same policy")
+    if args.export and not (args.export.endswith(".onnx") and os.path.isdir(os.path.dirname(args.export) or ".")):
+        harness.refuse("--export", args.export, "must be a path.onnx in a folder that exists")
+    if args.export and len(args.agents) > 1:
+        harness.refuse("--agents", args.agents, "must be one agent with --export")
     saved, script = load(args.run)
     num_agents, best = agents_of(saved)
     for k in args.agents:
         if not 0 <= k < num_agents:
             harness.refuse("--agents", k, f"must be between 0 and {num_agents - 1}")
     device = "cuda" if args.cuda and torch.cuda.is_available() else "cpu"
+    if args.export:
+        env = make_env(saved, 1, args, "cpu")
+        export(args.export, saved, make_agent(saved, script, env, "cpu"), (args.agents or (0,))[0], env)
+        return
     print(f"{saved['args']['env_id']}, {saved['script']}.py, {saved['global_step']:,} steps, {args.episodes} episodes")
     print("| agent | actions | return | objective | episode length |\n|-|-|-|-|-|")
     for name, k in {"leader": 0, "best": best}.items() if num_agents > 1 else [("agent", 0)]:
