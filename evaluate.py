@@ -56,6 +56,10 @@ def load(path):
 def make_env(saved, num_envs, args, device):
     """Fresh environments of the checkpoint's task with its curriculum."""
     try:
+        envs.check_env_id(saved["args"]["env_id"])
+    except ValueError as error:
+        harness.refuse("run", saved["args"]["env_id"], error)
+    try:
         env = envs.make(saved["args"]["env_id"], num_envs, device, args.seed, args.engine)
     except ValueError as error:
         harness.refuse("--engine", args.engine, error)
@@ -171,7 +175,10 @@ def main(argv=None):
     if args.video:
         ids = torch.tensor(args.agents or (0,), device=device)
         env = make_env(saved, len(ids), args, device)
-        record_video(args.video, env, make_agent(saved, script, env, device), ids)
+        try:
+            record_video(args.video, env, make_agent(saved, script, env, device), ids)
+        except (NotImplementedError, RuntimeError) as error:
+            harness.refuse("--video", args.video, (str(error) or repr(error)).splitlines()[0])
 
 
 if __name__ == "__main__":

@@ -26,17 +26,33 @@ TASKS = {
     "ShadowHand": "envs.tasks.in_hand:ShadowHand",
 }
 PURE_TORCH = ("Moat",)  # tasks that need no physics engine
+# prefix of an env id, and the package that it needs -> the adapter to other people's environments
+ADAPTERS = {
+    "envpool": "envs.adapters.envpool:EnvPool",
+    "gymnasium": "envs.adapters.gymnasium:Gymnasium",
+    "mjlab": "envs.adapters.mjlab:Mjlab",
+}
 ENGINES = {"mujoco": "mujoco", "warp": "mujoco_warp"}  # engine -> the package it needs
 
 
 def check_env_id(env_id):
     """Raises ValueError (one line) unless `env_id` is a known task or an importable `package.module:Class`."""
     known = list(dict.fromkeys([*TASKS, *isaacgym.CONFIGURATIONS]))
-    if ":" in env_id:
+    prefix, _, name = env_id.partition(":")
+    if prefix in ADAPTERS:
+        find_adapter(prefix).check(name)
+    elif ":" in env_id:
         find_class(env_id)
     elif env_id not in known:
         nearest = difflib.get_close_matches(env_id, known, n=1, cutoff=0.0)[0]
         raise ValueError(f"did you mean {nearest}? Known: {', '.join(known)}, or package.module:Class")
+
+
+def find_adapter(prefix):
+    """The class of ADAPTERS behind a prefix. Raises ValueError (one line) where its package is not installed."""
+    if not importlib.util.find_spec(prefix):
+        raise ValueError(f"needs the package {prefix}, not installed: pip install -r requirements-{prefix}.txt")
+    return find_class(ADAPTERS[prefix])
 
 
 def find_class(env_id):
@@ -88,6 +104,8 @@ def find_engine(engine, env_id, device="cpu"):
 
 def needs_engine(env_id):
     """Whether a task runs on a physics engine. A custom task does if its constructor takes the argument `engine`."""
+    if env_id.partition(":")[0] in ADAPTERS:
+        return False
     if ":" in env_id:
         return "engine" in inspect.signature(find_class(env_id)).parameters
     return env_id not in PURE_TORCH
@@ -104,6 +122,9 @@ def make(env_id, num_envs, device="cpu", seed=1, engine="auto"):
     """Makes `num_envs` copies of a task on `device`. Raises ValueError for an unknown id or engine."""
     check_env_id(env_id)
     engine = find_engine(engine, env_id, device)
+    prefix, _, name = env_id.partition(":")
+    if prefix in ADAPTERS:
+        return find_adapter(prefix)(name, num_envs, device, seed)
     if engine == "isaacgym":
         return isaacgym.IsaacGym(env_id, num_envs, device, seed)
     task = find_class(env_id)

@@ -168,7 +168,7 @@ def test_models_of_different_structure_are_refused():
     spec = make_spec()
     more = spec.worldbody.add_body(name="more", mass=1.0, inertia=[1.0] * 3, explicitinertial=True)
     more.add_joint(type=JOINT.mjJNT_SLIDE)
-    with pytest.raises(ValueError, match="alike"):
+    with pytest.raises(ValueError, match="same structure"):
         make_engine([make_spec(), spec], 2, 1, [], "cpu")
 
 

@@ -208,8 +208,12 @@ def test_requirements_are_pinned_and_used_and_enough():
     others |= {"isaacgym", "isaacgymenvs", "hydra"}  # README says how to install them
     others |= {"mujoco_warp", "warp"}  # in requirements-gpu.txt
     assert {name.split(".")[0] for name in imported} - set(sys.stdlib_module_names) - own - others <= names
-    first, *others = requirements("requirements-dev.txt")
-    assert first == "-r requirements-gpu.txt" and all(re.fullmatch(r"[\w-]+==[\w.]+", line) for line in others)
+    included = [line for line in requirements("requirements-dev.txt") if line.startswith("-r")]
+    assert included == [f"-r requirements-{name}.txt" for name in ("envpool", "gpu", "gymnasium")]
+    for name in ("envpool", "gymnasium", "mjlab"):  # adapters: each says which package its prefix needs
+        assert name in {line.split("==")[0] for line in requirements(f"requirements-{name}.txt")}
+    lines = [line for path in ROOT.glob("requirements*.txt") for line in requirements(path.name)]
+    assert all(re.fullmatch(r"[\w-]+==[\w.]+|-r requirements[\w-]*\.txt", line) for line in lines)
 
 
 def test_isaac_gym_gets_versions_that_it_can_use():

@@ -1,0 +1,75 @@
+"""What the adapters to other people's environments share: ids, bounded actions, flat observations, resuming."""
+
+import difflib
+import sys
+
+import numpy as np
+import torch
+
+from envs.base import VectorEnv
+
+
+def check_known(name, known):
+    """Raises ValueError (one line) where `name` is none of `known`, with the nearest one."""
+    if name not in known:
+        nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.0)
+        raise ValueError(f"unknown, did you mean {nearest[0]}?" if nearest else "unknown")
+
+
+def check_actions(space):
+    """Raises ValueError (one line) where a Gymnasium space of actions is no Box with finite bounds."""
+    if not hasattr(space, "low"):
+        raise ValueError(f"actions must be a Box of numbers, this has {space}")
+    if not (np.isfinite(space.low).all() and np.isfinite(space.high).all()):
+        raise ValueError(f"actions must have finite bounds, this has {space}")
+
+
+def flatten(obs, num_envs):
+    """Observations as (N, D) float32, numpy. Of a dict: "state" where there is one, else all entries in their order."""
+    if isinstance(obs, dict):
+        entries = [obs["state"]] if "state" in obs else obs.values()
+        return np.concatenate([flatten(entry, num_envs) for entry in entries], axis=1)
+    return np.reshape(obs, (num_envs, -1)).astype(np.float32)
+
+
+class Adapter(VectorEnv):
+    """Somebody else's environments. Their state cannot be read, so a resumed run begins its episodes anew.
+
+    A subclass has `check(name)`, which raises ValueError (one line) for what is behind no prefix `engine_name:`.
+    """
+
+    resumes_exactly = False
+
+    def __init__(self, num_envs, device, seed):
+        super().__init__(num_envs, device, seed)
+        self.seeds = torch.randint(2**31 - 1, (num_envs,), generator=self.generator, device=self.device).tolist()
+
+    def set_action_space(self, space):
+        """Actions are scaled from [-1, 1] to the bounds of `space`, a Gymnasium Box."""
+        self.action_space, self.num_actions = space, int(np.prod(space.shape))
+        self.low, self.high = (
+            torch.as_tensor(np.array(bound, np.float64).reshape(-1), device=self.device)
+            for bound in (space.low, space.high)
+        )
+
+    def scale(self, action):
+        """Actions (N, U) in [-1, 1] as a numpy array (N, *shape) of the Box; -1 and 1 give its bounds exactly."""
+        scaled = torch.lerp(self.low, self.high, 0.5 * (action.double() + 1.0)).cpu().numpy()
+        return scaled.astype(self.action_space.dtype).reshape(self.num_envs, *self.action_space.shape)
+
+    def tensor(self, array, dtype=torch.float32):
+        return torch.as_tensor(array).to(self.device, dtype)
+
+    def observe(self):
+        return self.obs
+
+    def state_dict(self):
+        """The curriculum, if there is one."""
+        return {name: getattr(self, name).clone() for name in self.curriculum}
+
+    def load_state_dict(self, state):
+        """Restore the curriculum and begin all episodes anew."""
+        for name in self.curriculum:
+            getattr(self, name).copy_(state[name])
+        self.reset()
+        print(f"{self.engine_name} cannot restore its environments: all episodes begin anew", file=sys.stderr)

@@ -1,0 +1,78 @@
+"""`envpool:Ant-v5`: the environments of EnvPool (arXiv 2206.10558), stepped in C++ on CPU threads.
+
+Gymnasium's MuJoCo tasks, DeepMind Control, MuJoCo Playground, MetaWorld, MyoSuite and others: whatever has bounded
+continuous actions. `python -c "import envpool; print(*envpool.list_all_envs())"` lists the ids.
+"""
+
+import ctypes
+import os
+import sys
+
+import torch
+
+NO_OPENGL = ""
+if sys.platform == "linux":
+    try:  # before envpool: its MuJoCo finds only an EGL loaded earlier, and without one drawing ends the process
+        ctypes.CDLL("libEGL.so.1", mode=ctypes.RTLD_GLOBAL)
+    except OSError as error:
+        NO_OPENGL = f"no OpenGL for off-screen rendering; on Debian: apt-get install libegl1 ({error})"
+
+import envpool  # noqa: E402
+
+from envs.adapters.adapter import Adapter, check_actions, check_known, flatten  # noqa: E402
+
+
+class EnvPool(Adapter):
+    """A pool with one environment per row, in EnvPool's synchronous mode.
+
+    EnvPool would spend a whole step on each reset: the action is ignored, the reward 0. Here the environments that
+    finished are reset by id right after the step, which leaves no such transition. Of Playground's observations the
+    learner sees "state"; "privileged_state" is not used.
+    """
+
+    engine_name = "envpool"
+
+    @staticmethod
+    def check(name):
+        """Raises ValueError (one line) where EnvPool has no `name`, or one whose actions are not continuous."""
+        check_known(name, envpool.list_all_envs())
+        try:
+            spec = envpool.make_spec(name)
+        except (ImportError, RuntimeError) as error:  # of those that need a library or a file of their own
+            raise ValueError(str(error).splitlines()[0])
+        check_actions(spec.gymnasium_action_space)
+
+    def __init__(self, name, num_envs, device, seed):
+        super().__init__(num_envs, device, seed)
+        affinity = getattr(os, "sched_getaffinity", None)  # Linux only
+        cores = len(affinity(0)) if affinity else os.cpu_count()  # EnvPool's own choice: all cores of the machine
+        self.pool = envpool.make_gymnasium(
+            name,
+            num_envs=num_envs,
+            num_threads=min(cores, num_envs),
+            seed=self.seeds,  # from one seed EnvPool makes seed + i, so that runs with seeds 1 and 2 would start alike
+            render_mode="rgb_array",
+        )
+        self.set_action_space(self.pool.action_space)
+        self.max_episode_steps = self.pool.config["max_episode_steps"]
+        if self.pool.config.get("ctrl_dt"):  # s; Playground's tasks alone say it
+            self.frame_rate = round(1.0 / self.pool.config["ctrl_dt"])
+        self.obs = self.tensor(flatten(self.pool.reset()[0], num_envs))
+        self.num_obs = self.obs.shape[1]
+
+    def reset_where(self, mask):
+        ids = mask.nonzero().squeeze(1)
+        if len(ids):
+            obs, _ = self.pool.reset(ids.cpu().numpy())
+            self.obs = self.obs.index_copy(0, ids, self.tensor(flatten(obs, len(ids))))
+
+    def advance(self, action):
+        obs, reward, terminated, truncated, _ = self.pool.step(self.scale(action))
+        self.obs = self.tensor(flatten(obs, self.num_envs))
+        return self.tensor(reward), self.tensor(terminated, torch.bool), self.tensor(truncated, torch.bool)
+
+    def render(self, index):
+        """Raises RuntimeError (one line) where there is no OpenGL, or where EnvPool does not draw this task."""
+        if NO_OPENGL:
+            raise RuntimeError(NO_OPENGL)
+        return self.pool.render(index)[0]

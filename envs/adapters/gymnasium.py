@@ -1,0 +1,90 @@
+"""`gymnasium:Hopper-v5`, or `gymnasium:my_package:MyEnv-v0` for one that your own package registers when imported."""
+
+import importlib
+import os
+import sys
+
+import gymnasium
+import numpy as np
+import torch
+from gymnasium.vector import AutoresetMode
+from gymnasium.wrappers import FilterObservation, FlattenObservation
+
+from envs.adapters.adapter import Adapter, check_actions, check_known
+
+
+def flat(env):
+    """One environment with a flat observation: of a dict "state" where there is one, else all entries."""
+    if "state" in getattr(env.observation_space, "spaces", {}):
+        env = FilterObservation(env, ["state"])
+    return FlattenObservation(env)
+
+
+class Gymnasium(Adapter):
+    """Environments of Gymnasium's registry, vectorised by Gymnasium's SyncVectorEnv: one after the other, in-process.
+
+    Its AsyncVectorEnv takes one process per environment, too many for the numbers of environments that are used here,
+    and does not draw one environment alone. Where speed counts, EnvPool steps the same MuJoCo tasks.
+    """
+
+    engine_name = "gymnasium"
+
+    @staticmethod
+    def check(name):
+        """Raises ValueError (one line) where `name` is not registered, or has actions that are not continuous."""
+        package, _, registered = name.rpartition(":")
+        if package:
+            if "" not in sys.path:
+                sys.path.insert(0, "")  # looked up from the working directory too
+            try:
+                importlib.import_module(package)
+            except ImportError as error:
+                raise ValueError(f"{error}; must be gymnasium:my_package:MyEnv-v0, where my_package registers MyEnv-v0")
+        check_known(registered, gymnasium.registry.keys())
+        env = gymnasium.make(name)
+        env.close()
+        check_actions(env.action_space)
+
+    def __init__(self, name, num_envs, device, seed):
+        super().__init__(num_envs, device, seed)
+        env = gymnasium.make(name)
+        env.close()
+        draws = "rgb_array" in env.metadata.get("render_modes", [])
+        drawing = {"render_mode": "rgb_array"} if draws else {}
+        self.env = gymnasium.make_vec(
+            name,
+            num_envs,
+            vectorization_mode="sync",
+            vector_kwargs={"autoreset_mode": AutoresetMode.SAME_STEP},
+            wrappers=[flat],
+            **drawing,
+        )
+        self.set_action_space(self.env.single_action_space)
+        self.num_obs = self.env.single_observation_space.shape[0]
+        self.max_episode_steps = env.spec.max_episode_steps or sys.maxsize  # none: it ends its episodes itself
+        self.frame_rate = self.env.metadata.get("render_fps", self.frame_rate)
+        self.obs, self.next_obs = torch.zeros(num_envs, self.num_obs, device=self.device), None
+
+    def reset_where(self, mask):
+        if self.next_obs is None:  # not within a step, which resets on its own
+            self.next_obs, self.seeds = self.tensor(self.env.reset(seed=self.seeds)[0]), None
+        self.obs, self.next_obs = torch.where(mask[:, None], self.next_obs, self.obs), None
+
+    def advance(self, action):
+        obs, reward, terminated, truncated, info = self.env.step(self.scale(action))
+        done, final_obs = terminated | truncated, obs.copy()
+        if done.any():
+            final_obs[done] = np.stack(info["final_obs"][done])
+        self.obs, self.next_obs = self.tensor(final_obs), self.tensor(obs)
+        return self.tensor(reward), self.tensor(terminated, torch.bool), self.tensor(truncated, torch.bool)
+
+    def render(self, index):
+        """Raises RuntimeError (one line) where the environment cannot be drawn here."""
+        if self.env.render_mode != "rgb_array":
+            raise RuntimeError('this environment has no render mode "rgb_array"')
+        if not any(name in os.environ for name in ("MUJOCO_GL", "DISPLAY", "WAYLAND_DISPLAY")):
+            os.environ["MUJOCO_GL"] = "egl"  # Gymnasium would try GLFW, which needs a display
+        try:
+            return np.ascontiguousarray(self.env.envs[index].render())
+        except Exception as error:  # each backend fails with a kind of its own, and so does a missing package
+            raise RuntimeError((str(error) or repr(error)).splitlines()[0])

@@ -1,0 +1,304 @@
+"""The adapters to other people's environments: the contract, what they absorb, what they refuse, runs.
+
+mjlab is not among the development requirements: its tests run where it is installed, after minutes of compilation.
+"""
+
+import importlib.util
+import os
+import pathlib
+import subprocess
+import sys
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+
+import envs
+import evaluate
+import ppo
+from tests.envs import test_contract as contract
+from envs.adapters.adapter import Adapter, flatten
+
+ROOT = pathlib.Path(envs.__file__).resolve().parents[1]
+HOPPERS = ["envpool:Hopper-v5", "gymnasium:Hopper-v5"]
+GO1 = "mjlab:Mjlab-Velocity-Flat-Unitree-Go1"
+needs_mjlab = pytest.mark.skipif(not importlib.util.find_spec("mjlab"), reason="mjlab is not installed")
+every_adapter = pytest.mark.parametrize("env_id", [*HOPPERS, pytest.param(GO1, marks=needs_mjlab)])
+every_hopper = pytest.mark.parametrize("env_id", HOPPERS)
+STAND = torch.tensor([1.25] + [0.0] * 10)  # Hopper: height, 4 angles, 6 velocities, each within 0.005 at the start
+
+
+def play(env, num_steps, seed=0):
+    """Random actions: [(observation before, action, what the step returned), ...]."""
+    obs, history = env.reset(), []
+    for action in contract.actions(env, num_steps, seed):
+        history.append((obs, action, env.step(action)))
+        obs = history[-1][2][0]
+    return history
+
+
+# ---------------------------------------------------------------- the contract's own tests
+
+
+@every_adapter
+@pytest.mark.parametrize("name", [
+    "shapes_and_types", "metrics_are_scalars", "what_was_returned_does_not_change_later",
+    "episode_records_are_sums_and_counts", "render",
+])  # fmt: skip
+def test_contract(name, env_id):
+    getattr(contract, f"test_{name}")(env_id)
+
+
+@every_hopper
+@pytest.mark.parametrize("name", [
+    "a_finished_environment_begins_its_next_episode_within_the_step", "reset_begins_all_episodes_anew", "seeds",
+    "actions_are_clamped",
+])  # fmt: skip
+def test_contract_where_steps_repeat_exactly(name, env_id, monkeypatch):
+    monkeypatch.setitem(contract.BEGINNINGS, env_id, lambda obs: ((obs - STAND).abs() <= 0.0051).all(-1))
+    getattr(contract, f"test_{name}")(env_id)
+
+
+@every_adapter
+@pytest.mark.parametrize("spread", [0.0, 1.0], ids=["zero", "random"])
+def test_everything_stays_finite(env_id, spread):
+    contract.test_everything_stays_finite(env_id, spread)
+
+
+@pytest.mark.parametrize("env_id", ["envpool:Hopper-v5", pytest.param(GO1, marks=needs_mjlab)])
+def test_the_time_limit_truncates(env_id):  # Gymnasium resets on its own, see test_a_truncated_episode
+    contract.test_the_time_limit_truncates(env_id)
+
+
+@every_hopper
+@pytest.mark.parametrize("num_envs", [0, -1])
+def test_too_few_environments(env_id, num_envs):
+    contract.test_too_few_environments(env_id, num_envs)
+
+
+@every_hopper
+def test_neighbouring_seeds_share_no_start(env_id):
+    """Both libraries make seed + i of one seed: those of 1 and 2 would differ in a single environment."""
+    starts = torch.cat([envs.make(env_id, 8, seed=seed).reset() for seed in (1, 2)])
+    assert len(starts.unique(dim=0)) == 16
+
+
+# ---------------------------------------------------------------- what the adapters absorb
+
+
+def test_no_dummy_transition_reaches_the_learner(monkeypatch):
+    env, elapsed = envs.make("envpool:Hopper-v5", 8), []
+    step = env.pool.step
+
+    def recorded(action):
+        results = step(action)
+        elapsed.append(torch.as_tensor(results[4]["elapsed_step"]))
+        return results
+
+    monkeypatch.setattr(env.pool, "step", recorded)
+    history = play(env, 1_500)
+    lengths = torch.stack([info["episode"]["length"] for *_, (*_, info) in history])
+    assert sum(info["episode"]["done"].sum().item() for *_, (*_, info) in history) >= 300
+    assert (torch.stack(elapsed) == 0).sum() == 0  # what EnvPool returns for a reset by `step`
+    assert torch.equal(torch.stack(elapsed), lengths.int())
+
+
+def test_without_the_reset_there_would_be_dummy_transitions():
+    env = envs.make("envpool:Hopper-v5", 8)
+    env.reset()
+    steps = [env.pool.step(env.scale(action)) for action in contract.actions(env, 300)]
+    assert sum((info["elapsed_step"] == 0).sum() for *_, info in steps) > 0
+
+
+def test_envpool_steps_as_it_does_without_the_adapter():
+    import envpool
+
+    env = envs.make("envpool:Ant-v5", 3, seed=5)
+    bare = envpool.make_gymnasium("Ant-v5", num_envs=3, seed=env.seeds, num_threads=1)
+    history, running = play(env, 50), np.ones(3, bool)
+    bare.reset()
+    bare.reset()  # the adapter's constructor looks at an observation
+    for _, action, (_, reward, terminated, _, info) in history:
+        obs, bare_reward, bare_terminated, *_ = bare.step(action.double().numpy())
+        assert np.array_equal(info["final_obs"].numpy()[running], obs.astype(np.float32)[running])
+        assert np.array_equal(reward.numpy()[running], bare_reward[running])
+        assert np.array_equal(terminated.numpy()[running], bare_terminated[running])
+        running &= ~bare_terminated
+
+
+@pytest.mark.parametrize("env_id", ["envpool:Pendulum-v1", "gymnasium:Pendulum-v1"])
+def test_a_truncated_episode(env_id):
+    """cos, sin, velocity: the observation that ends a step follows from the one before it, also at the time limit."""
+    env = envs.make(env_id, 4)
+    history = play(env, 201)
+    assert env.max_episode_steps == 200
+    for t, (obs, action, (_, _, terminated, truncated, info)) in enumerate(history, 1):
+        assert not terminated.any() and truncated.tolist() == [t == 200] * 4
+        velocity = (obs[:, 2] + 0.75 * obs[:, 1] + 0.15 * 2.0 * action[:, 0]).clamp(-8.0, 8.0)
+        assert torch.allclose(info["final_obs"][:, 2], velocity, atol=1e-4)
+    obs, _, (next_obs, *_, info) = history[199]
+    assert (next_obs != info["final_obs"]).any(1).all() and torch.equal(history[200][0], next_obs)
+    assert info["episode"]["length"].tolist() == [200.0] * 4
+
+
+def test_of_a_dict_the_state_or_everything():
+    obs = {"b": np.ones((2, 3)), "a": np.zeros(2), "inner": {"c": np.full((2, 1, 2), 2.0)}}
+    flat = flatten(obs, 2)
+    assert flat.dtype == np.float32 and flat.tolist() == [[1.0, 1.0, 1.0, 0.0, 2.0, 2.0]] * 2
+    assert flatten({"state": np.ones((2, 2)), "privileged_state": np.zeros((2, 5))}, 2).shape == (2, 2)
+    assert envs.make("envpool:Go1JoystickFlatTerrain-v1", 2).num_obs == 48  # with privileged_state 171
+    assert envs.make("envpool:CheetahRun-v1", 2).reset().shape == (2, 17)
+
+
+@pytest.mark.parametrize("low, high", [(-0.4, 0.4), (0.1, 0.7), (-1.0, 1e3), (1 / 3, 2 / 3)])
+def test_scaled_actions_reach_the_bounds_exactly(low, high):
+    env = Adapter(3, "cpu", 1)
+    env.set_action_space(gymnasium.spaces.Box(low, high, (2, 1), np.float64))
+    scaled = env.scale(torch.tensor([[-1.0, 1.0], [0.0, 0.5], [1.0, -1.0]]))
+    assert env.num_actions == 2 and scaled.shape == (3, 2, 1) and scaled.dtype == np.float64
+    assert scaled[[0, 2], [0, 1]].tolist() == [[low], [low]] and scaled[[0, 2], [1, 0]].tolist() == [[high], [high]]
+    assert np.allclose(scaled[1], [[0.5 * (low + high)], [0.25 * low + 0.75 * high]], rtol=1e-15)
+
+
+def test_envpool_uses_the_cores_that_the_process_may_use():
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    assert envs.make("envpool:Hopper-v5", 64).pool.config["num_threads"] == min(cores, 64)
+    assert envs.make("envpool:Hopper-v5", 1).pool.config["num_threads"] == 1
+
+
+def test_frame_rates():
+    assert envs.make("envpool:Go1JoystickFlatTerrain-v1", 1).frame_rate == 50
+    assert envs.make("gymnasium:Hopper-v5", 1).frame_rate == 125
+
+
+MINE = """
+import gymnasium
+import numpy as np
+
+class Mine(gymnasium.Env):
+    action_space = gymnasium.spaces.Box(0.0, 10.0, (1,))
+    observation_space = gymnasium.spaces.Dict(
+        {name: gymnasium.spaces.Box(-100.0, 100.0, (size,)) for name, size in (("state", 2), ("more", 5))})
+
+    def observe(self):
+        return {"state": np.array([self.t, self.action], np.float32), "more": np.zeros(5, np.float32)}
+
+    def reset(self, seed=None, options=None):
+        self.t = self.action = 0
+        return self.observe(), {}
+
+    def step(self, action):
+        self.t, self.action = self.t + 1, action[0]
+        return self.observe(), 1.0, bool(action[0] == 10.0), False, {}
+
+gymnasium.register("Mine-v0", Mine, max_episode_steps=4)
+"""
+
+
+def test_an_environment_that_a_users_package_registers(tmp_path, monkeypatch):
+    (tmp_path / "my_package.py").write_text(MINE)
+    monkeypatch.chdir(tmp_path)
+    env = envs.make("gymnasium:my_package:Mine-v0", 2)
+    assert (env.num_obs, env.num_actions, env.max_episode_steps) == (2, 1, 4)
+    assert env.reset().tolist() == [[0.0, 0.0]] * 2
+    env.step(torch.tensor([[-1.0], [0.0]]))
+    obs, reward, terminated, truncated, info = env.step(torch.tensor([[3.0], [0.0]]))
+    assert obs.tolist() == [[0.0, 0.0], [2.0, 5.0]] and info["final_obs"].tolist() == [[2.0, 10.0], [2.0, 5.0]]
+    assert terminated.tolist() == [True, False] and not truncated.any() and reward.tolist() == [1.0, 1.0]
+    for _ in range(2):
+        obs, _, terminated, truncated, info = env.step(torch.zeros(2, 1))
+    assert obs.tolist() == [[2.0, 5.0], [0.0, 0.0]] and info["final_obs"].tolist() == [[2.0, 5.0], [4.0, 5.0]]
+    assert truncated.tolist() == [False, True] and not terminated.any()
+    with pytest.raises(RuntimeError, match='^this environment has no render mode "rgb_array"$'):
+        env.render(0)
+
+
+# ---------------------------------------------------------------- refusals
+
+
+@pytest.mark.parametrize("env_id, reason", [
+    ("envpool:Hoper-v5", "unknown, did you mean Hopper-v5?"),
+    ("envpool:CartPole-v1", "actions must be a Box of numbers, this has Discrete(2)"),
+    ("gymnasium:Hoper-v5", "unknown, did you mean Hopper-v5?"),
+    ("gymnasium:CartPole-v1", "actions must be a Box of numbers, this has Discrete(2)"),
+    ("gymnasium:not_there:MyEnv-v0", "No module named 'not_there'; must be gymnasium:my_package:MyEnv-v0, where"
+                                     " my_package registers MyEnv-v0"),
+])  # fmt: skip
+def test_refused(env_id, reason, capsys):
+    with pytest.raises(SystemExit) as end:
+        ppo.main(["--env-id", env_id])
+    assert end.value.code == 2 and capsys.readouterr().err == f"--env-id {env_id}: {reason}\n"
+
+
+def test_unbounded_actions_are_refused(tmp_path, monkeypatch):
+    (tmp_path / "unbounded.py").write_text(
+        MINE.replace("Box(0.0, 10.0, (1,))", "Box(-np.inf, np.inf, (1,))").replace("Mine-v0", "Unbounded-v0")
+    )
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=r"^actions must have finite bounds, this has Box\(-inf, inf, \(1,\), float32"):
+        envs.make("gymnasium:unbounded:Unbounded-v0", 1)
+
+
+@pytest.mark.parametrize("name", envs.ADAPTERS)
+def test_a_missing_package_is_named(name, monkeypatch, capsys):
+    monkeypatch.setattr(envs.importlib.util, "find_spec", lambda package: None)
+    with pytest.raises(SystemExit) as end:
+        ppo.main(["--env-id", f"{name}:Hopper-v5"])
+    reason = f"needs the package {name}, not installed: pip install -r requirements-{name}.txt"
+    assert end.value.code == 2 and capsys.readouterr().err == f"--env-id {name}:Hopper-v5: {reason}\n"
+    assert f"\n{name}==" in (ROOT / f"requirements-{name}.txt").read_text()
+
+
+def test_an_adapter_has_no_engines(capsys):
+    with pytest.raises(SystemExit) as end:
+        ppo.main(["--env-id", "envpool:Hopper-v5", "--engine", "mujoco"])
+    assert end.value.code == 2 and capsys.readouterr().err == "--engine mujoco: must be auto, this task steps itself\n"
+
+
+@needs_mjlab
+def test_unknown_mjlab_task():
+    with pytest.raises(ValueError, match="^unknown, did you mean Mjlab-Velocity-Flat-Unitree-Go1?"):
+        envs.make("mjlab:Mjlab-Velocity-Flat-Unitree-Go", 1)
+
+
+# ---------------------------------------------------------------- runs
+
+TINY = "--no-cuda --num-envs 8 --num-steps 32 --num-minibatches 2 --hidden-sizes 16 16"
+
+
+@every_adapter
+def test_training_resuming_and_evaluating(env_id, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    ppo.main(f"--env-id {env_id} {TINY} --total-timesteps 512".split())
+    first, *progress = capsys.readouterr().out.splitlines()
+    name = env_id.split(":")[0]
+    assert first.startswith(f"{env_id}: engine {name}") and "8 environments" in first and len(progress) == 2
+    (folder,) = pathlib.Path("runs").iterdir()
+    ppo.main(f"--env-id {env_id} {TINY} --total-timesteps 768 --resume {folder}".split())
+    out, err = capsys.readouterr()
+    (line,) = [line for line in err.splitlines() if "anew" in line]
+    assert line.startswith(name) and line.endswith(" cannot restore its environments: all episodes begin anew")
+    assert "768 steps 100.0%" in out
+    evaluate.main(f"{folder} --episodes 4 --no-cuda".split())
+    assert "| agent, 0 | mean |" in capsys.readouterr().out
+
+
+def test_a_film_that_cannot_be_drawn_is_refused_after_the_scores(tmp_path, monkeypatch, capsys):
+    (tmp_path / "my_blind_package.py").write_text(MINE.replace("Mine-v0", "Blind-v0"))
+    monkeypatch.chdir(tmp_path)
+    ppo.main(f"--env-id gymnasium:my_blind_package:Blind-v0 {TINY} --total-timesteps 512".split())
+    (folder,) = pathlib.Path("runs").iterdir()
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as end:
+        evaluate.main(f"{folder} --video film.mp4 --episodes 2 --no-cuda".split())
+    out, err = capsys.readouterr()
+    assert end.value.code == 2 and "| agent, 0 | mean |" in out
+    assert err == '--video film.mp4: this environment has no render mode "rgb_array"\n'
+
+
+def test_one_line_in_a_process_of_its_own():
+    command = [sys.executable, str(ROOT / "ppo.py"), "--env-id", "envpool:Hoper-v5"]
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert result.returncode == 2 and result.stdout == ""
+    assert result.stderr == "--env-id envpool:Hoper-v5: unknown, did you mean Hopper-v5?\n"
