@@ -1,9 +1,9 @@
-"""CPO: SAPG's leader and followers, with the followers pulled towards the leader (arXiv 2603.01741, ICLR 2026).
+"""CPO: SAPG's leader and followers, with followers that stay close to the leader (arXiv 2603.01741, ICLR 2026).
 
-Followers that drift away produce data that the leader cannot use. So each follower also imitates the leader's actions,
-most of all those that its own values rate highly; and it may be rewarded for being told apart from the others. Read
-ppo.py and sapg.py, then `diff sapg.py cpo.py`: what CPO adds stands under `# CPO:` with the paper's equation. The rows
-to imitate are spread over SAPG's minibatches, so both take the same number of gradient steps.
+The leader cannot use the data of followers that are far from it. So each follower also imitates the leader's actions,
+weighted by its own advantages; optionally, it is rewarded for being distinguishable from the other agents. Read ppo.py
+and sapg.py, then `diff sapg.py cpo.py`: what CPO adds is marked `# CPO:` with the paper's equation. The rows to imitate
+are spread over SAPG's minibatches, so both algorithms take the same number of gradient steps.
 
 Shape letters: T num_steps, N num_envs, A num_agents (the paper's M), n = N / A, D observation, U action, L latent,
 H lstm_size, M columns of a minibatch, P = (A - 1) n columns to imitate. Layout is always time-major (T, N, ...); a
@@ -97,7 +97,7 @@ class Args:
     num_agents: int = 6
     """A: number of policies, each with num_envs / num_agents environments (SAPG: 6)"""
     latent_dim: int = 32
-    """L: size of the latent that tells the agents apart (SAPG 4.4: 32, on easy tasks 16)"""
+    """L: size of the latent of each agent (SAPG 4.4: 32, on easy tasks 16)"""
     max_ent_coef: float = 0.0
     """entropy bonus of the last follower on top of ent_coef; linear from 0 at the leader (SAPG 4.5)"""
     off_policy_ratio: float = 1.0
@@ -107,10 +107,10 @@ class Args:
     off_policy_mu: bool = False
     """centre the off-policy clip window on mu (SAPG Eq. 3); off: on 1, as released, which measured better"""
     aggregation: Literal["leader-follower", "one-follower", "symmetric"] = "one-follower"
-    """who learns from whom: the leader from all followers (SAPG 4.3) or from one drawn anew each iteration (CPO Eq. 2;
-    SAPG as released), or everybody from everybody (SAPG 4.2)"""
+    """who learns from whom: the leader from all followers (SAPG 4.3) or from one, drawn every iteration (CPO Eq. 2;
+    SAPG as released), or every agent from all others (SAPG 4.2)"""
     diagnostics_interval: int = 50
-    """iterations between measurements of how far the agents are apart (harness/diagnostics.py); 0: never"""
+    """iterations between measurements of the distances between agents (harness/diagnostics.py); 0: never"""
 
     # CPO
     awac_coef: float = 0.001
@@ -120,7 +120,7 @@ class Args:
     reverse_kl_coef: float = 0.0
     """lambda_r: weight of log(pi_follower / pi_leader) in a follower's advantage (CPO Eq. 25; Tables 3-6: 0)"""
     adversarial_coef: float = 0.0
-    """lambda_adv: reward of the followers for being told apart by a discriminator (CPO Eq. 12); 0: none"""
+    """lambda_adv: reward of the followers for being recognised by a discriminator (CPO Eq. 12); 0: none"""
     discriminator_sizes: Tuple[int, ...] = (1024, 1024, 512, 512)
     """widths of the discriminator's hidden layers, ELU after each (CPO A.7.3)"""
 
@@ -252,7 +252,7 @@ class Agent(nn.Module):
 # Advantages and targets
 # ----------------------------------------------------------------------------------------------------------------------
 def compute_gae(rewards, values, next_values, dones, gamma, gae_lambda):
-    """Generalised advantage estimation (arXiv 1506.02438, Eq. 16), cut at every episode end. All (T, N).
+    """Generalised advantage estimation (arXiv 1506.02438, Eq. 16), restarted at episode ends. All (T, N).
 
     next_values[t] is V of the state that action t led to: 0 where terminated, V(final_obs) where truncated.
     dones[t] is True where action t ended an episode.
@@ -275,7 +275,7 @@ def n_step_returns(rewards, next_values, dones, gamma, n):
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# SAPG: learning from the data of others
+# SAPG: learning from other agents' data
 # ----------------------------------------------------------------------------------------------------------------------
 def sample_offpolicy_columns(agent_ids, num_agents, ratio, aggregation):
     """Which columns are learned from off-policy, and by whom: columns (C,) and their learners' ids (C,).
@@ -299,7 +299,7 @@ def sample_offpolicy_columns(agent_ids, num_agents, ratio, aggregation):
 def offpolicy_batch(agent, batch, rewards, next_obs, terminated, columns, learners, args):
     """Relabel columns (C,) of the on-policy batch for their learners (C,): a batch of the same fields, C columns.
 
-    Kept: observation, action, behaviour log-probability, LSTM state before the window. Made anew with the learner's
+    Kept: observation, action, behaviour log-probability, LSTM state before the window. Recomputed with the learner's
     latent: old policy, values, 1-step target and advantage (SAPG Eq. 6, EPO Eq. 8), and mu (SAPG Eq. 3, EPO Eq. 4).
     rewards, terminated (T, N); next_obs (T, N, D): the result of each action, final_obs at an episode's end.
     """
@@ -394,7 +394,7 @@ def main(argv=None):
     if args.adversarial_coef:  # CPO Eq. 12
         discriminator = Discriminator(env.num_obs, env.num_actions, args).to(device)
         discriminator_optimizer = torch.optim.Adam(discriminator.parameters(), lr=args.learning_rate)
-    # SAPG: who acts where, and how much each agent is paid for noise
+    # SAPG: the agent of each environment, and the entropy coefficient of each agent
     agent_ids = torch.arange(args.num_agents, device=device).repeat_interleave(N // args.num_agents)[None]  # (1, N)
     ent_coefs = args.ent_coef + torch.linspace(0.0, args.max_ent_coef, args.num_agents, device=device)  # (A,)
 
@@ -488,7 +488,7 @@ def main(argv=None):
         if len(columns):
             off = offpolicy_batch(agent, batch, rewards, next_obs, terminated, columns, learners, args)
             batch = {key: torch.cat([batch[key], off[key]], 1) for key in batch}  # (T or 1, N + C, ...)
-        agent.value_rms.update(raw_values[:-1])  # from here on the value head speaks in the new units (released code)
+        agent.value_rms.update(raw_values[:-1])  # the value head is in the new units from here on (released code)
         agent.value_rms.update(returns)
         batch["values"] = agent.value_rms.normalize(batch["values"])
         batch["returns"] = agent.value_rms.normalize(batch["returns"])

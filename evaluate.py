@@ -1,7 +1,7 @@
-"""Evaluate, film or export what a run has learned: `python evaluate.py runs/... --episodes 100 --video out.mp4`.
+"""Evaluate, record or export what a run has learned: `python evaluate.py runs/... --episodes 100 --video out.mp4`.
 
 Plays the checkpoint of any of the scripts, or of a copy of one: the network is built by the script that wrote it, found
-in the working directory or beside this file. Normalisers are frozen; a curriculum goes on from where training left it.
+in the working directory or beside this file. Normalisers are frozen; a curriculum keeps its state from training.
 """
 
 import dataclasses
@@ -80,7 +80,7 @@ class Player:
     """Acts with one agent (id) in each environment, remembering the LSTM's state."""
 
     def __init__(self, agent, ids, deterministic):
-        """ids (N,): who acts where."""
+        """ids (N,): the agent of each environment."""
         self.agent, self.deterministic, num_envs = agent, deterministic, len(ids)
         has_ids = "agent_ids" in inspect.signature(agent.encode).parameters  # ppo.py has one agent
         self.ids = (ids[None],) if has_ids else ()

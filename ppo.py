@@ -198,7 +198,7 @@ class Agent(nn.Module):
 # Advantages and targets
 # ----------------------------------------------------------------------------------------------------------------------
 def compute_gae(rewards, values, next_values, dones, gamma, gae_lambda):
-    """Generalised advantage estimation (arXiv 1506.02438, Eq. 16), cut at every episode end. All (T, N).
+    """Generalised advantage estimation (arXiv 1506.02438, Eq. 16), restarted at episode ends. All (T, N).
 
     next_values[t] is V of the state that action t led to: 0 where terminated, V(final_obs) where truncated.
     dones[t] is True where action t ended an episode.
@@ -303,7 +303,7 @@ def main(argv=None):
             "advantages": advantages,
             "returns": returns,
         }
-        agent.value_rms.update(raw_values[:-1])  # from here on the value head speaks in the new units (released code)
+        agent.value_rms.update(raw_values[:-1])  # the value head is in the new units from here on (released code)
         agent.value_rms.update(returns)
         batch["values"] = agent.value_rms.normalize(batch["values"])
         batch["returns"] = agent.value_rms.normalize(batch["returns"])

@@ -45,7 +45,7 @@ KEYS = {  # column of the table -> what is logged
     "leader's return": "charts/leader_return",
 }
 TEMPERATURES = [variant for variant in VARIANTS if "(" in variant]
-DRAWN, MOMENTS, LOOKS = ("SAPG", "CPO(0.2)"), 6, 11
+DRAWN, MOMENTS, EVALUATIONS = ("SAPG", "CPO(0.2)"), 6, 11
 
 
 def run(variant, seed, flags):
@@ -58,10 +58,10 @@ def run(variant, seed, flags):
         sizes = {"scalars": 0, "images": 0}
         events = EventAccumulator(str(next(pathlib.Path(folder, "runs").iterdir())), size_guidance=sizes)
         events.Reload()
-        looks = {e.step for e in events.Scalars(KEYS["ESS rate"])}
+        steps = {e.step for e in events.Scalars(KEYS["ESS rate"])}
         rows = []
         for name, key in KEYS.items():
-            values = [e for e in events.Scalars(key) if e.step in looks]
+            values = [e for e in events.Scalars(key) if e.step in steps]
             rows += [(variant, seed, name, e.step, f"{e.value:.5g}") for e in values]
         images = events.Images("population/kl_matrix")
         moments = [round((i + 1) * len(images) / MOMENTS) - 1 for i in range(MOMENTS)]
@@ -82,7 +82,7 @@ def draw(path, drawn):
 
 
 def table(path, variants):
-    """Means over the last looks and all seeds, as Markdown; steps at which the last look was."""
+    """Means over the last evaluations and all seeds, as Markdown, and the steps of the last evaluation."""
     values, last = defaultdict(list), 0
     with path.open() as file:
         for row in csv.DictReader(file):
@@ -94,7 +94,7 @@ def table(path, variants):
     for variant in variants:
         means = []
         for key in KEYS:
-            found = [statistics.mean(x[-LOOKS:]) for (v, _, k), x in values.items() if (v, k) == (variant, key)]
+            found = [statistics.mean(x[-EVALUATIONS:]) for (v, _, k), x in values.items() if (v, k) == (variant, key)]
             means.append(f"{statistics.mean(found):.3g}")
         print(f"| {variant} | {' | '.join(means)} |")
 

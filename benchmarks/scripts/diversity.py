@@ -24,7 +24,7 @@ import torch.nn as nn
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-import envs as tasks  # noqa: E402
+import envs  # noqa: E402
 
 RUNS = ("PPO=ppo.py", "SAPG-6=sapg.py --num-agents 6", "untrained=ppo.py --learning-rate 0 --kl-threshold 0")
 SIZES = (2, 4, 8, 16)  # hidden widths, and the numbers of components in the table
@@ -90,23 +90,23 @@ def visited_states(script, flags, num_states):
 
     Of every step as many, from environments drawn anew by a generator apart: the training is the same as without.
     """
-    recent, make, generator = [], tasks.make, torch.Generator().manual_seed(0)
+    recent, make, generator = [], envs.make, torch.Generator().manual_seed(0)
 
     def recorded_make(*args):
-        envs = make(*args)
-        step, window = envs.step, envs.max_episode_steps
+        env = make(*args)
+        step, window = env.step, env.max_episode_steps
 
         def recorded_step(action):
             result = step(action)
-            chosen = torch.randperm(envs.num_envs, generator=generator)[: math.ceil(num_states / window)]
+            chosen = torch.randperm(env.num_envs, generator=generator)[: math.ceil(num_states / window)]
             recent.append(result[0][chosen].cpu())
             del recent[:-window]
             return result
 
-        envs.step = recorded_step
-        return envs
+        env.step = recorded_step
+        return env
 
-    with mock.patch.object(tasks, "make", recorded_make):
+    with mock.patch.object(envs, "make", recorded_make):
         importlib.import_module(script[: -len(".py")].replace("/", ".")).main(flags)
     states = torch.cat(recent)
     if len(states) < num_states:

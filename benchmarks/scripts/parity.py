@@ -15,14 +15,14 @@ import torch
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-import envs as tasks  # noqa: E402
+import envs  # noqa: E402
 
 NUM_ENVS, WARM_UP, STEPS = 16, 60, 50
 
 
 def differences(env_id, free):
     """Largest difference per step of the observation (STEPS,), of the reward, and whether dones were the same."""
-    ours, theirs = (tasks.make(env_id, NUM_ENVS, "cpu", 1, engine) for engine in ("mujoco", "warp"))
+    ours, theirs = (envs.make(env_id, NUM_ENVS, "cpu", 1, engine) for engine in ("mujoco", "warp"))
     ours.reset(), theirs.reset()
     generator = torch.Generator().manual_seed(0)
     action = torch.zeros(NUM_ENVS, ours.num_actions)
@@ -43,7 +43,7 @@ def differences(env_id, free):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("env_ids", nargs="*", default=[name for name in tasks.TASKS if name not in tasks.PURE_TORCH])
+    parser.add_argument("env_ids", nargs="*", default=[name for name in envs.TASKS if name not in envs.PURE_TORCH])
     torch.set_num_threads(1)
     print("| env id | obs, one step: median | largest | reward, largest | same ends | obs, free: after 10 | after 50 |")
     print("|-|-|-|-|-|-|-|")

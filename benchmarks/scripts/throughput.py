@@ -26,7 +26,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-import envs as tasks  # noqa: E402
+import envs  # noqa: E402
 
 SMALL = ["--no-lstm", "--hidden-sizes", "256", "128", "64"]
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -41,20 +41,20 @@ def now():
 
 def environment_speed(env_id, num_envs, num_steps):
     """Steps per second of the engine alone and of the whole environment, over the same steps of the same run."""
-    envs = tasks.make(env_id, num_envs, DEVICE)
-    engine_step, engine_times, times = envs.engine.step, [], []
+    env = envs.make(env_id, num_envs, DEVICE)
+    engine_step, engine_times, times = env.engine.step, [], []
 
     def timed(*args):
         start = now()
         engine_step(*args)
         engine_times.append(now() - start)
 
-    envs.engine.step = timed
-    envs.reset()
+    env.engine.step = timed
+    env.reset()
     for _ in range(num_steps):
-        action = 2.0 * torch.rand(num_envs, envs.num_actions, device=DEVICE) - 1.0
+        action = 2.0 * torch.rand(num_envs, env.num_actions, device=DEVICE) - 1.0
         start = now()
-        envs.step(action)
+        env.step(action)
         times.append(now() - start)
     return num_envs * num_steps / sum(engine_times), num_envs * num_steps / sum(times)
 
@@ -93,7 +93,7 @@ def main():
     args = parser.parse_args()
     if args.env_id == "all":
         print("| env id | engine, steps/s | environment, steps/s | share |\n|-|-|-|-|")
-        for env_id in sorted(tasks.TASKS.keys() - set(tasks.PURE_TORCH)):
+        for env_id in sorted(envs.TASKS.keys() - set(envs.PURE_TORCH)):
             engine, whole = environment_speed(env_id, args.num_envs[0], 150)
             print(f"| `{env_id}` | {engine:,.0f} | {whole:,.0f} | {whole / engine:.0%} |", flush=True)
         return
