@@ -219,13 +219,13 @@ def test_a_run_and_its_resumption(tmp_path, monkeypatch, capsys):
     half = next((tmp_path / "half" / "runs").iterdir())
     ppo.main(f"{CARTPOLE} --total-timesteps 256 --resume {half}".split())
     resumed = torch.load(half / "checkpoint.pt", weights_only=True)
-    assert torch.equal(state["envs"]["engine"]["state"], resumed["envs"]["engine"]["state"])
-    assert all(torch.equal(x, resumed["agent"][key]) for key, x in state["agent"].items())
+    assert torch.equal(state["state"]["env"]["engine"]["state"], resumed["state"]["env"]["engine"]["state"])
+    assert all(torch.equal(x, resumed["state"]["agent"][key]) for key, x in state["state"]["agent"].items())
 
 
 def refused(flags, capsys):
     with pytest.raises(SystemExit) as exit:
-        ppo.parse_args(flags.split())
+        parse(ppo, flags)
     assert exit.value.code == 2
     return capsys.readouterr().err
 
