@@ -40,7 +40,7 @@ class Args:
 
 def load(path):
     """The checkpoint of a run's folder or file, and the module of the script that wrote it."""
-    saved = harness.load_checkpoint(path, flag="run")
+    saved = harness.load_checkpoint(path)
     folders = (os.getcwd(), os.path.dirname(os.path.abspath(__file__)))
     paths = [os.path.join(folder, f"{saved['script']}.py") for folder in folders]
     found = next(filter(os.path.isfile, paths), None)

@@ -16,6 +16,7 @@ import ppo
 from envs.engines import make_engine
 from envs.models import allegro_kuka_scene as scene
 from envs.tasks.allegro_kuka import ARM_SPEED, OBJECT
+from tests.conftest import parse
 from tests.engines.test_engines import controls, make_spec, run, settle
 from tests.envs.test_allegro_kuka_grasp import GRASP, LIFT, RESTING_HEIGHT, START
 from tests.envs.test_contract import RefuseToWait
