@@ -111,9 +111,11 @@ def describe_cpu_defaults(args, cpu_row, tuned_row):
         words = " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
         switch = flag(name if value else f"no_{name}")
         flags.append(switch if isinstance(value, bool) else f"{flag(name)} {words}")
+    as_timed = all(getattr(args, name) == value for name, value in cpu_row.items() if name != "num_envs")
     return (
         f"no GPU: {args.num_envs:,} environments, {'LSTM and ' if args.lstm else ''}MLP {network}, "
-        f"{args.total_timesteps:,} steps, about two hours on two cores; as tuned for a GPU: {' '.join(flags)}"
+        f"{args.total_timesteps:,} steps{', about two hours on two cores' if as_timed else ''}"
+        f"{'; as tuned for a GPU: ' if flags else ''}{' '.join(flags)}"
     )
 
 

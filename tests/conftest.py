@@ -6,8 +6,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+import envs
 import envs.engines
+import harness
 from envs.base import VectorEnv
+from harness import hyperparameters
 
 
 def pytest_addoption(parser):
@@ -62,6 +65,17 @@ TINY = (
 TINY_POPULATION = f"{TINY} --num-agents 4 --latent-dim 5 --max-ent-coef 0.3"
 
 
+def tuned(script):
+    """The script's table of hyperparameters: task -> flags."""
+    return getattr(hyperparameters, script.__name__.upper())
+
+
+def parse(script, flags):
+    """The arguments of `python script.py flags`, as main() gets them."""
+    check_args = getattr(script, "check_args", None)
+    return harness.parse_args(script.Args, tuned(script), check_args, flags.split())[0]
+
+
 @pytest.fixture
 def float64(monkeypatch):
     """Everything in double precision, `.float()` included, so that little can hide behind rounding."""
@@ -78,7 +92,8 @@ def train(tmp_path, monkeypatch):
     agent, optimizer     the script's own, at the end of the run; args: the run's
     steps[t]             obs, action, logprob, reward, terminated, truncated, final_obs, next_obs, objective (N, ...)
     minibatches[i]       just before the step: params, buffers, lr, grads (unclipped); obs, action, agent_ids, logprob;
-                         pull: the same four of cpo's pull, or None
+                         awac: the same four of the rows that cpo's followers imitate, or None; rollout_buffers: those
+                         that acted in this iteration
     sampled[iteration]   (columns, learners) of the off-policy data
     generations[i]       iteration, fitness, lineage, latents, parameter of the i-th genetic algorithm step
     discriminators[i]    cpo's in iteration i, before its step
@@ -86,7 +101,7 @@ def train(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
     def train(script, flags):
-        run = SimpleNamespace(steps=[], minibatches=[], sampled=[], generations=[], discriminators=[])
+        run = SimpleNamespace(steps=[], minibatches=[], sampled=[], generations=[], discriminators=[], optimizer=None)
         with monkeypatch.context() as patch:
             record(script, run, patch)
             script.main(flags.split())
@@ -97,19 +112,20 @@ def train(tmp_path, monkeypatch):
 
 def record(script, run, patch):
     """Put recorders around what main() calls by name."""
-    make, agent_class = script.tasks.make, script.Agent
+    make, agent_class = envs.make, script.Agent
     clip, adam = torch.nn.utils.clip_grad_norm_, torch.optim.Adam
     current = SimpleNamespace(obs=None, acted=None, learned=[])
 
     def recorded_make(*args):
-        envs = make(*args)
-        reset, step = envs.reset, envs.step
+        env = make(*args)
+        reset, step = env.reset, env.step
 
         def recorded_reset():
             current.obs = reset()
             return current.obs.clone()
 
         def recorded_step(action):
+            current.buffers = {key: value.clone() for key, value in run.agent.named_buffers()}
             next_obs, reward, terminated, truncated, info = step(action)
             seen = dict(obs=current.obs, reward=reward, terminated=terminated, truncated=truncated, next_obs=next_obs)
             seen.update(final_obs=info["final_obs"], objective=info["episode"]["objective"], **current.acted)
@@ -117,8 +133,8 @@ def record(script, run, patch):
             current.obs = next_obs.clone()
             return next_obs, reward, terminated, truncated, info
 
-        envs.reset, envs.step = recorded_reset, recorded_step
-        return envs
+        env.reset, env.step = recorded_reset, recorded_step
+        return env
 
     def recorded_agent(*args):
         run.agent, run.args = agent_class(*args), args[-1]
@@ -140,24 +156,26 @@ def record(script, run, patch):
         return agent
 
     def recorded_adam(*args, **kwargs):
-        run.optimizer = adam(*args, **kwargs)
-        return run.optimizer
+        made = adam(*args, **kwargs)
+        run.optimizer = run.optimizer or made  # cpo's discriminator has one too
+        return made
 
     def recorded_clip(parameters, *args):
         params = dict(run.agent.named_parameters())
-        learned, *pull = current.learned
+        learned, *awac = current.learned
         current.learned = []
         run.minibatches.append(SimpleNamespace(
             params={key: value.detach().clone() for key, value in params.items()},
             grads={key: value.grad.clone() for key, value in params.items()},
             buffers={key: value.clone() for key, value in run.agent.named_buffers()},
             lr=run.optimizer.param_groups[0]["lr"],
-            pull=SimpleNamespace(**pull[0]) if pull else None,
+            awac=SimpleNamespace(**awac[0]) if awac else None,
+            rollout_buffers=current.buffers,
             **learned,
         ))  # fmt: skip
         return clip(parameters, *args)
 
-    patch.setattr(script.tasks, "make", recorded_make)
+    patch.setattr(envs, "make", recorded_make)
     patch.setattr(script, "Agent", recorded_agent)
     patch.setattr(torch.optim, "Adam", recorded_adam)
     patch.setattr(torch.nn.utils, "clip_grad_norm_", recorded_clip)

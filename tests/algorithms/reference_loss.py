@@ -1,10 +1,11 @@
 """What a run should have learned from, number by number: for test_equations and test_gradients.
 
 `learning_data` takes what the environments showed and what the script's own network made of it. All else (advantages,
-targets, importance weights, normalisation) is computed here in plain loops, one row at a time. A row is one step of one
-environment as one agent learns from it:
+targets, importance weights, normalisation) is computed here in plain loops, one row at a time: with the statistics of
+the rollout, which the network acted by, whereas targets and old values are normalised by those that include the rollout
+(and so are a minibatch's observations). A row is one step of one environment as one agent learns from it:
 
-    kind                     "on-policy"; "off-policy": what somebody else did; "pull": cpo's, what the leader did
+    kind                     "on-policy"; "off-policy": what somebody else did; "awac": what the leader did, to imitate
     owner, learner           who acted, who learns
     behaviour                log-probability of the action when it was taken
     mu                       pi_learner,old / pi_owner,old of the action
@@ -31,10 +32,12 @@ FLAGS["epo"] = FLAGS["sapg"]
 FLAGS["cpo"] = f"{FLAGS['sapg']} --discriminator-sizes 8"
 
 
-def play(train, script, flags=""):
-    """A small recorded run, which remembers its script."""
+def play(train, script, flags="", frozen=None):
+    """A small recorded run, which remembers its script. frozen: a monkeypatch; with it the normalisers stand still."""
+    if frozen:
+        frozen.setattr(script.RunningMeanStd, "update", lambda *_: None)
     run = train(script, f"{FLAGS[script.__name__]} {flags}")
-    run.script = script
+    run.script, run.frozen = script, bool(frozen)
     return run
 
 
@@ -43,10 +46,10 @@ def owner(e, args):
     return e // (args.num_envs // getattr(args, "num_agents", 1))
 
 
-def network(run, minibatch):
-    """The script's network as it was at a recorded minibatch."""
+def network(run, minibatch, rollout=False):
+    """The script's network as it was at a recorded minibatch; or, of an iteration's first, as it acted before."""
     agent = run.script.Agent(minibatch.obs.shape[-1], minibatch.action.shape[-1], run.args)
-    agent.load_state_dict({**minibatch.params, **minibatch.buffers})
+    agent.load_state_dict({**minibatch.params, **(minibatch.rollout_buffers if rollout else minibatch.buffers)})
     return agent
 
 
@@ -88,11 +91,11 @@ def windows(run):
         window.begins = torch.cat([begins, window.done[:-1]])
         window.successor = torch.where(window.done[..., None], window.final_obs, window.next_obs)
         window.state, window.minibatches = state, run.minibatches[k * count :][:count]
-        window.agent = network(run, window.minibatches[0])
+        window.agent = network(run, window.minibatches[0], rollout=True)
         window.pairs = {"on-policy": [(e, owner(e, args)) for e in range(args.num_envs)]}
         window.pairs["off-policy"] = list(zip(*[x.tolist() for x in run.sampled[k]])) if run.sampled else []
         followers = range(1, args.num_agents) if getattr(args, "awac_coef", 0.0) else []
-        window.pairs["pull"] = [(e, i) for i in followers for e in range(args.num_envs) if owner(e, args) == 0]
+        window.pairs["awac"] = [(e, i) for i in followers for e in range(args.num_envs) if owner(e, args) == 0]
         window.discriminator = run.discriminators[k] if run.discriminators else None
         with torch.no_grad():
             state = evaluate(window.agent, window, window.pairs["on-policy"]).states[-1:]
@@ -134,6 +137,11 @@ def n_step_targets(rewards, next_values, dones, gamma, n):
     return targets
 
 
+def clip(x):
+    """Normalised values and targets are within +-5."""
+    return max(-5.0, min(x, 5.0))
+
+
 def learning_data(run):
     """For each iteration its window, with `rows`: (kind, environment, learner) -> [row of step 0, 1, ...]."""
     args = run.args
@@ -152,8 +160,8 @@ def learning_data(run):
             for p, (e, learner) in enumerate(pairs):
                 rewards = [args.reward_scale * r for r in window.reward[:, e].tolist()]
                 dones, ends = window.done[:, e].tolist(), window.terminated[:, e].tolist()
-                values = [mean + std * v for v in old.value[:, p].tolist()]
-                next_values = [mean + std * v for v in successor_values[:, p].tolist()]
+                values = [mean + std * clip(v) for v in old.value[:, p].tolist()]
+                next_values = [mean + std * clip(v) for v in successor_values[:, p].tolist()]
                 next_values = [0.0 if end else v for v, end in zip(next_values, ends)]
                 if kind == "on-policy":
                     rewards = [sum(r) for r in zip(rewards, adversarial_rewards(window, e, learner, args))]
@@ -173,21 +181,22 @@ def learning_data(run):
                         old_mean=old.mean[t, p], old_logstd=old.logstd[t, p],
                     ) for t in range(args.num_steps)
                 ]  # fmt: skip
-        mean = sum(seen) / (len(seen) + 1)
-        std = ((1.0 + sum(x**2 for x in seen)) / (len(seen) + 1) - mean**2 + 1e-5) ** 0.5
+        if not run.frozen:
+            mean = sum(seen) / (len(seen) + 1)
+            std = ((1.0 + sum(x**2 for x in seen)) / (len(seen) + 1) - mean**2 + 1e-5) ** 0.5
         rows = [row for column in window.rows.values() for row in column]
         centre = sum(row.advantage for row in rows) / len(rows)
         spread = (sum((row.advantage - centre) ** 2 for row in rows) / (len(rows) - 1)) ** 0.5
         for row in rows:
             row.advantage = (row.advantage - centre) / (spread + 1e-8)
-            row.target, row.old_value = (row.target - mean) / std, (row.old_value - mean) / std
+            row.target, row.old_value = clip((row.target - mean) / std), clip((row.old_value - mean) / std)
         yield window
 
 
 def minibatch_rows(agent, window, minibatch, args):
     """The rows of a recorded minibatch, with what `agent` makes of them now."""
     rows = []
-    for part in (minibatch, minibatch.pull):
+    for part in (minibatch, minibatch.awac):
         if part is None:
             continue
         environments = (part.action[0][:, None] == window.action[0]).all(-1).float().argmax(1)  # nobody acts alike
@@ -199,7 +208,7 @@ def minibatch_rows(agent, window, minibatch, args):
         keys = ("logprob", "mean", "logstd", "value")
         says = {key: getattr(now, key).transpose(0, 1).flatten(0, 1).unbind() for key in keys}
         for p, (e, learner) in enumerate(pairs):
-            kind = "on-policy" if learner == owner(e, args) else "off-policy" if part is minibatch else "pull"
+            kind = "on-policy" if learner == owner(e, args) else "off-policy" if part is minibatch else "awac"
             for t, row in enumerate(window.rows[kind, e, learner]):
                 row = SimpleNamespace(**vars(row), leader_logprob=leader.logprob[t, p])
                 for key in keys:

@@ -8,8 +8,7 @@ import torch
 from torch.distributions import Normal
 
 import cpo
-import epo
-import sapg
+from harness import LineageStats, diagnostics
 
 STD = torch.tensor([1.0, 2.0, 1.0])  # of the three agents below
 MEAN = torch.tensor([0.0, 0.0, 3.0])
@@ -46,13 +45,21 @@ def make_batch(obs, actions, advantages, off=()):
 
 
 def args(num_envs, num_agents=3):
-    return SimpleNamespace(num_envs=num_envs, num_agents=num_agents, clip_coef=0.2)
+    return SimpleNamespace(num_envs=num_envs, num_agents=num_agents, clip_coef=0.2, diagnostics_interval=5)
+
+
+def test_diagnose_when_it_is_due():
+    batch = make_batch(*torch.zeros(3, 1, 6))
+    due = [bool(diagnostics.diagnose(iteration, ThreeAgents(), batch, args(6))) for iteration in range(1, 11)]
+    assert due == [iteration in (5, 10) for iteration in range(1, 11)]
+    never = SimpleNamespace(**{**vars(args(6)), "diagnostics_interval": 0})
+    assert not any(diagnostics.diagnose(iteration, ThreeAgents(), batch, never) for iteration in range(1, 11))
 
 
 def test_a_single_huge_weight_is_all_there_is():
     log_w = torch.full((10, 6), -20.0)
     log_w[3, 4] = 20.0
-    assert sapg.importance_statistics(log_w, 3)[1] == pytest.approx(1 / 60)
+    assert diagnostics.importance_statistics(log_w, 3)[1] == pytest.approx(1 / 60)
 
 
 def kl(mean_i, std_i, mean_j, std_j):
@@ -61,7 +68,7 @@ def kl(mean_i, std_i, mean_j, std_j):
 
 def test_kl_matrix_of_gaussians_on_the_states_of_the_row():
     obs = torch.tensor([[1.0, 2.0, -1.0, 0.5, 0.0, 3.0]])  # two states each
-    matrix = sapg.kl_matrix(ThreeAgents(), make_batch(obs, obs, obs), [0, 1, 2], 3)
+    matrix = diagnostics.kl_matrix(ThreeAgents(), make_batch(obs, obs, obs), [0, 1, 2], 3)
     for i in range(3):
         for j in range(3):
             states = obs[0, 2 * i : 2 * i + 2].tolist()
@@ -74,19 +81,19 @@ def test_kl_matrix_of_gaussians_on_the_states_of_the_row():
 def test_kl_matrix_of_some_agents_only():
     obs = torch.tensor([[1.0, 2.0, -1.0, 0.5, 0.0, 3.0]])
     rows = make_batch(obs, obs, obs)
-    every = sapg.kl_matrix(ThreeAgents(), rows, [0, 1, 2], 3)
-    assert torch.equal(sapg.kl_matrix(ThreeAgents(), rows, [0, 2], 3), every[[0, 2]][:, [0, 2]])
+    every = diagnostics.kl_matrix(ThreeAgents(), rows, [0, 1, 2], 3)
+    assert torch.equal(diagnostics.kl_matrix(ThreeAgents(), rows, [0, 2], 3), every[[0, 2]][:, [0, 2]])
 
 
 KLS = torch.tensor([[0.0, 0.5, 0.1], [2.0, 0.0, 3.0], [50.0, 0.2, 0.0]])
 
 
 def test_nearest_agents_are_others():
-    assert sapg.nearest_agents(KLS).tolist() == [2, 0, 1]
+    assert diagnostics.nearest_agents(KLS).tolist() == [2, 0, 1]
 
 
 def test_kl_image_marks_the_nearest_and_gets_brighter_with_distance():
-    image = sapg.kl_image(KLS, cell=12)
+    image = diagnostics.kl_image(KLS, cell=12)
     assert image.shape == (3, 36, 36) and 0 <= image.min() and image.max() <= 1
     white = (image == 1.0).all(0)
     assert [[bool(white[12 * i + 6, 12 * j + 6]) for j in range(3)] for i in range(3)] == [
@@ -101,7 +108,7 @@ def test_diagnose_on_known_rows():
     actions = torch.tensor([[0.5, -0.5, 0.0, 1.0, 3.0, 2.0]])
     advantages = torch.tensor([[1.0, 1.0, 1.0, -1.0, 1.0, -1.0]])
     batch = make_batch(obs, actions, advantages, off=[2, 3, 4, 5])
-    scalars, kls = sapg.diagnose(ThreeAgents(), batch, args(6))
+    scalars = diagnostics.diagnose(5, ThreeAgents(), batch, args(6))
 
     def density(x, k):
         return math.exp(-(((x - MEAN[k].item()) / STD[k].item()) ** 2) / 2) / STD[k].item()
@@ -115,7 +122,9 @@ def test_diagnose_on_known_rows():
     assert sum(used) == 2 and scalars["population/off_policy_used"] == 0.5
     assert scalars["population/leader_is_nearest"] == 0.5  # agent 2 is nearer to the wide agent 1
     assert scalars["population/kl_to_leader"] == pytest.approx((kl(0, 2, 0, 1) + kl(3, 1, 0, 1)) / 2)
-    assert scalars["population/kl_to_leader_max"] == pytest.approx(kl(3, 1, 0, 1)) and kls.shape == (3, 3)
+    assert scalars["population/kl_to_leader_max"] == pytest.approx(kl(3, 1, 0, 1))
+    matrix = torch.tensor([[kl(a, s, b, t) for b, t in zip(MEAN, STD)] for a, s in zip(MEAN, STD)])
+    assert torch.equal(scalars["population/kl_matrix"], diagnostics.kl_image(matrix))
     assert scalars["population/latent_spread"] == pytest.approx((math.sqrt(2) + math.sqrt(8)) / 2)
 
 
@@ -134,9 +143,10 @@ def test_nine_of_many_agents_stand_for_all():
     logprobs = agent.get_action_and_value(obs, ids, None, None, actions)[1]
     batch = dict(obs=obs, actions=actions, logprobs=logprobs, agent_ids=ids, advantages=torch.ones(3, 12))
     batch.update(dones=torch.zeros(3, 12, dtype=torch.bool), lstm_state=torch.zeros(1, 12, 0), mu=torch.ones(3, 12))
-    scalars, matrix = sapg.diagnose(agent, batch, args(12, 12))
+    scalars = diagnostics.diagnose(5, agent, batch, args(12, 12))
     shown = [0, 1, 3, 4, 6, 7, 8, 10, 11]  # evenly spaced, rounded
-    assert matrix.shape == (9, 9)
+    matrix = diagnostics.kl_matrix(agent, batch, shown, 12)
+    assert torch.equal(scalars["population/kl_matrix"], diagnostics.kl_image(matrix))
     assert matrix[2, 5].item() == pytest.approx((0.3 * (shown[2] - shown[5])) ** 2 / 2)
     weights = [math.exp((0.5 - 0.3 * k) ** 2 / 2 - 0.5**2 / 2) for k in range(12)]
     deviation = [abs(1 - w) for w in weights]
@@ -156,7 +166,7 @@ def test_the_window_on_mu_uses_everything_before_the_first_step():
     agent, leader = ThreeAgents(), torch.zeros(1, 10, dtype=torch.long)
     old = agent.get_action_and_value(batch["obs"], leader, None, None, batch["actions"])[1]
     batch["mu"][:, 6:] = (old - batch["logprobs"]).exp()[:, 6:]
-    assert sapg.diagnose(agent, batch, args(6))[0]["population/off_policy_used"] == 1.0
+    assert diagnostics.diagnose(5, agent, batch, args(6))["population/off_policy_used"] == 1.0
 
 
 # ---------------------------------------------------------------- CPO: who acted?
@@ -188,34 +198,47 @@ def test_discriminator_tells_different_agents_apart():
     assert accuracy > 0.9 and log_d > -0.3
 
 
-# ---------------------------------------------------------------- EPO: heredity
+# ---------------------------------------------------------------- EPO: lineage
 
 
-def test_heredity_counts_from_the_followers_mean():
-    heredity = epo.Heredity()
-    assert all(math.isnan(x) for x in heredity.statistics())
+def test_lineage_counts_from_the_followers_mean():
+    stats = LineageStats()
+    assert all(math.isnan(x) for x in stats.scalars().values())
     before = torch.tensor([100.0, 1.0, 2.0, 3.0, 6.0])  # followers' mean 3
-    heredity.born([(1, 3, 4), (2, 4, 3)], before)
-    heredity.grow(before + torch.tensor([0.0, 12.0, 10.0, 10.0, 8.0]))  # 13, 12, 13, 14: mean 13
-    assert heredity.grown == [(0.0, -2.0, 1.5), (-1.0, -1.0, 1.5)] and not heredity.young
-    success, heritability = heredity.statistics()
-    assert success == 0.5 and math.isnan(heritability)  # the second did no better than whom it replaced
+    text = stats.record([(1, 3, 4), (2, 4, 3)], before)
+    assert text == "1: 1 <- 3, 4; 2 <- 4, 3; fitness 100 1 2 3 6" and sorted(stats.pending) == [1, 2]
+    stats.complete(before + torch.tensor([0.0, 12.0, 10.0, 10.0, 8.0]))  # 13, 12, 13, 14: mean 13
+    assert stats.completed == [(0.0, -2.0, 1.5), (-1.0, -1.0, 1.5)] and not stats.pending
+    scalars = stats.scalars()
+    assert scalars["evolution/child_success"] == 0.5  # the second did no better than whom it replaced
+    assert math.isnan(scalars["evolution/heritability"]) and stats.generation == 1
+
+
+def test_lineage_goes_on_from_its_state():
+    stats, copy = LineageStats(), LineageStats()
+    fitness = torch.tensor([100.0, 1.0, 2.0, 3.0, 6.0])
+    stats.record([(1, 3, 4)], fitness)
+    stats.complete(fitness)
+    stats.record([(2, 3, 4)], fitness)
+    copy.load_state_dict(stats.state_dict())
+    assert (copy.generation, copy.pending, copy.completed) == (2, stats.pending, stats.completed)
+    assert copy.pending and copy.completed and stats.record([], fitness) == copy.record([], fitness)
 
 
 @pytest.mark.parametrize("inherited, low, high", [(0.0, -0.15, 0.15), (1.0, 0.9, 1.0)])
 def test_heritability(inherited, low, high):
     """Of fitness that is noise, 0; of fitness that children have from their parents, near 1."""
     torch.manual_seed(0)
-    heredity = epo.Heredity()
+    stats = LineageStats()
     for generation in range(400):
         fitness = torch.randn(9) + generation  # all get better and better: no heredity
         i, j = (1 + torch.randperm(8)[:2]).tolist()
         child = min(set(range(1, 9)) - {i, j})
-        heredity.born([(child, i, j)], fitness)
+        stats.record([(child, i, j)], fitness)
         later = torch.randn(9) + generation + 5.0
         own = (fitness[i] + fitness[j]) / 2 - fitness[1:].mean()
         if inherited:
             later = torch.full((9,), generation + 5.0)
             later[child] += own
-        heredity.grow(later)
-    assert low <= heredity.statistics()[1] <= high
+        stats.complete(later)
+    assert low <= stats.scalars()["evolution/heritability"] <= high

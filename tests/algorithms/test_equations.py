@@ -17,6 +17,7 @@ import cpo
 import epo
 import ppo
 import sapg
+from harness import diagnostics
 from tests.conftest import TINY_POPULATION
 from tests.algorithms.reference_loss import assert_gradients, gae, n_step_targets, play
 
@@ -88,12 +89,13 @@ def every_case(*kinds):
 
 
 @every_script
-def test_sapg_eq_1_epo_eq_1_policy_gradient(train, script):
+def test_sapg_eq_1_epo_eq_1_policy_gradient(train, script, monkeypatch):
     """SAPG Eq. 1, EPO Eq. 1: grad J = E[grad log pi(a|s) A(s, a)]. main(), loss.
 
-    Before an iteration's first step pi is pi_old, and the clipped loss of Eq. 2 has this gradient.
+    Before an iteration's first step pi is pi_old, and the clipped loss of Eq. 2 has this gradient; but for what the
+    normalisers have taken in since, and here they stand still.
     """
-    run = play(train, script, f"{POLICY_ONLY} {ON_POLICY[script]}")
+    run = play(train, script, f"{POLICY_ONLY} {ON_POLICY[script]}", frozen=monkeypatch)
     assert_gradients(run, lambda rows: -mean(row.logprob * row.advantage for row in rows), first_only=True)
 
 
@@ -183,7 +185,6 @@ def test_sapg_eq_5_epo_eq_6_n_step_target(script):
 
     The papers do not say what happens where the window or an episode ends: the sum is shorter there.
     """
-    assert script.Args.critic_n_step == 3
     r, V = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0], [10.0, 20.0, 30.0, 40.0, 50.0, 60.0]  # V[t] is that of s_t+1
     rewards, next_values = torch.tensor(r)[:, None], torch.tensor(V)[:, None]
     never = torch.zeros(6, 1, dtype=torch.bool)
@@ -213,18 +214,20 @@ def test_sapg_eq_6_epo_eq_8_one_step_target(script):
 
     class Network:
         value_rms = SimpleNamespace(denormalize=lambda x: 10 * x + 2)
+        actor_logstd = torch.tensor([[0.5], [1.5], [2.5]])
 
         def get_value(self, obs, agent_ids, dones, lstm_state):
             return (agent_ids + 1) * obs[..., 0]
 
         def get_action_and_value(self, obs, agent_ids, dones, lstm_state, action):
             states = torch.zeros(len(obs), obs.shape[1], 0)
-            return action, -0.1 * (agent_ids + 1) * action[..., 0], None, (agent_ids + 1) * obs[..., 0], states
+            policy = SimpleNamespace(mean=(agent_ids[..., None] + 5) * obs)
+            return action, -0.1 * (agent_ids + 1) * action[..., 0], policy, (agent_ids + 1) * obs[..., 0], states
 
     s, next_s = [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]], [[4.0, 5.0, 7.0], [8.0, 9.0, 10.0]]
     a, r = [[0.1, 0.2, 0.3], [0.4, 0.5, 0.6]], [[11.0, 12.0, 13.0], [14.0, 15.0, 16.0]]
     ends = [[False, False, False], [False, False, True]]
-    batch = {key: torch.zeros(2, 3) for key in ("values", "advantages", "returns", "means", "mu", "is_offpolicy")}
+    batch = {key: torch.zeros(2, 3) for key in ("values", "advantages", "returns", "means", "logstds", "mu", "is_offpolicy")}
     batch.update(obs=torch.tensor(s)[..., None], actions=torch.tensor(a)[..., None], lstm_state=torch.zeros(1, 3, 0))
     batch.update(agent_ids=torch.arange(3)[None], dones=torch.zeros(2, 3, dtype=torch.bool))
     batch["logprobs"] = -0.1 * (batch["agent_ids"] + 1) * batch["actions"][..., 0]  # of who acted
@@ -242,19 +245,21 @@ def test_sapg_eq_6_epo_eq_8_one_step_target(script):
             assert off["values"][t, k] == pytest.approx(value)
             assert off["advantages"][t, k] == pytest.approx(target - value)  # the papers give no formula: the same step
             assert off["mu"][t, k] == pytest.approx(mu)
+            assert off["means"][t, k].item() == (i + 5) * s[t][e] and off["logstds"][0, k].item() == i + 0.5
 
 
 @every_script
 @pytest.mark.parametrize("target, clipped", [
-    ("--critic-n-step 3", False), ("--critic-n-step 3", True), ("--critic-n-step 0", True)
-], ids=["paper", "default", "released"])  # fmt: skip
+    ("--critic-n-step 3 --no-clip-vloss", False), ("--critic-n-step 3", True), ("", True), ("--no-clip-vloss", False)
+], ids=["paper", "paper's target", "default", "square"])  # fmt: skip
 def test_sapg_eq_7_epo_eq_7_critic(train, script, target, clipped):
     """SAPG Eq. 7, EPO Eq. 7: E[(V(s) - V_target(s))^2]. main(), v_loss.
 
-    Here vf_coef / 2 times that, in normalised units; by default clipped like the policy, as released: a wide clip range
-    gives the papers' square. V_target of Eq. 5 is the default, the released GAE return is --critic-n-step 0.
+    Here vf_coef / 2 times that, in normalised units. Default is as released: the square clipped like the policy
+    (--no-clip-vloss: the papers' plain one) and the GAE return (--critic-n-step 3: V_target of Eq. 5).
     """
-    run = play(train, script, f"{ON_POLICY[script]} {target} {'' if clipped else '--clip-coef 1e6'}")
+    assert (script.Args.critic_n_step, script.Args.clip_vloss) == (0, True)
+    run = play(train, script, f"{ON_POLICY[script]} {target}")
     eps = run.args.clip_coef if clipped else math.inf
     met = assert_gradients(run, lambda rows: 0.5 * 4.0 * mean(critic_error(row, eps) for row in rows), "critic")
     assert run.args.vf_coef == 4.0
@@ -267,7 +272,7 @@ def test_sapg_eq_8_epo_eq_9_off_policy_critic(train, script):
 
     An off-policy row that counts 1e15 times an on-policy one leaves this alone.
     """
-    flags = "--num-minibatches 1 --clip-coef 1e6 --off-policy-coef 1e15"
+    flags = "--num-minibatches 1 --no-clip-vloss --off-policy-coef 1e15"
     run = play(train, script, f"{AS_SAPG[script]} {flags}")
     assert_gradients(
         run, lambda rows: 2.0 * mean(critic_error(row) for row in rows if row.kind == "off-policy"), "critic"
@@ -278,7 +283,7 @@ def test_sapg_eq_8_epo_eq_9_off_policy_critic(train, script):
 @pytest.mark.parametrize("coef", [1.0, 0.25])
 def test_sapg_eq_9_epo_eq_10_critic_weight(train, script, coef):
     """SAPG Eq. 9, EPO Eq. 10: L_on^critic + lambda L_off^critic, lambda that of the policy's loss. main(), weight."""
-    flags = f"--num-minibatches 1 --clip-coef 1e6 --off-policy-coef {coef}"
+    flags = f"--num-minibatches 1 --no-clip-vloss --off-policy-coef {coef}"
     run = play(train, script, f"{AS_SAPG[script]} {flags}")
     assert_gradients(run, lambda rows: 2.0 * over_agents(rows, critic_error, coef), "critic")
 
@@ -319,9 +324,9 @@ def test_sapg_section_4_5_entropy_schedule(train, script, form):
 # ---------------------------------------------------------------- CPO
 
 
-def pull(rows, temperature, i, most=math.inf):
+def imitation(rows, temperature, i, most=math.inf):
     """Of follower i: -E over the leader's data of log pi_i(a|s) exp(A_i(s, a) / lambda_f)."""
-    rows = [row for row in rows if row.kind == "pull" and row.learner == i]
+    rows = [row for row in rows if row.kind == "awac" and row.learner == i]
     return -mean(row.logprob * min(math.exp(row.advantage / temperature), most) for row in rows)
 
 
@@ -355,7 +360,7 @@ def test_cpo_eq_2_4_leader(train):
 
 
 def test_cpo_eq_3_4_followers(train):
-    """CPO Eq. 3 with the ratio of Eq. 4: PPO's clip on each follower's own data; the pull is off. cpo.py: main()."""
+    """CPO Eq. 3 with the ratio of Eq. 4: PPO's clip on each follower's own data; --awac-coef is 0. cpo.py: main()."""
     run = play(train, cpo, f"{CPO_ONE_BATCH} --awac-coef 0")
     eps, followers = run.args.clip_coef, [1, 2, 3]
     assert_gradients(
@@ -363,49 +368,48 @@ def test_cpo_eq_3_4_followers(train):
     )
 
 
-@every_population
-def test_cpo_eq_5_effective_sample_size(script):
+def test_cpo_eq_5_effective_sample_size():
     """CPO Eq. 5: ESS = 1 / sum of w~^2, w~ = w / sum of w; as Table 2 divided by the number of samples.
 
-    importance_statistics, of the leader's own samples (w = 1) and all followers'. Table 2's other column is E|1 - w|.
+    harness/diagnostics.py: importance_statistics, of the leader's own samples (w = 1) and all followers'. Table 2's other column is E|1 - w|.
     """
     w = [[1.0, 1.0, 0.5, 2.0, 0.1, 4.0], [1.0, 1.0, 3.0, 0.25, 1.5, 0.8]]  # (T, N), 3 agents
     total = sum(x for row in w for x in row)
     ess = 1 / sum((x / total) ** 2 for row in w for x in row)
-    deviations, rate = script.importance_statistics(torch.tensor(w).log(), 3)
+    deviations, rate = diagnostics.importance_statistics(torch.tensor(w).log(), 3)
     assert rate.item() == pytest.approx(ess / 12)
-    assert script.importance_statistics(torch.zeros(4, 6), 3)[1] == 1.0  # on-policy: every sample counts whole
+    assert diagnostics.importance_statistics(torch.zeros(4, 6), 3)[1] == 1.0  # on-policy: every sample counts whole
     for k in range(3):
         own = [x for row in w for x in row[2 * k : 2 * k + 2]]
         assert deviations[k].item() == pytest.approx(mean(abs(1 - x) for x in own))
 
 
 @pytest.mark.parametrize("temperature, clamps", [(2.0, False), (0.2, True)])
-def test_cpo_eq_10_pull(train, temperature, clamps):
+def test_cpo_eq_10_imitation(train, temperature, clamps):
     """CPO Eq. 10: -E over the leader's data of log pi_i(a|s) exp(A_i(s, a) / lambda_f), beside the follower's PPO loss.
 
-    cpo.py: follower_pull (A_i: one step, environment's reward, normalised with all rows); main(), awac_loss. The paper
+    cpo.py: awac_batch (A_i: one step, environment's reward, normalised with all rows); main(), awac_loss. The paper
     has no limit; here the exponential is at most 100, as released.
     """
     run = play(train, cpo, f"{CPO_ONE_BATCH} --awac-coef 0.7 --awac-temperature {temperature}")
     eps, followers = run.args.clip_coef, [1, 2, 3]
     met = assert_gradients(run, lambda rows: sum(
-        0.7 * pull(rows, temperature, i, most=100.0) - surrogate_of(rows, i, eps) for i in followers
+        0.7 * imitation(rows, temperature, i, most=100.0) - surrogate_of(rows, i, eps) for i in followers
     ) / GROUPS, agents=followers)  # fmt: skip
-    pulled = [row for row in met if row.kind == "pull"]
-    assert {(row.owner, row.learner) for row in pulled} == {(LEADER, i) for i in followers}
-    assert any(math.exp(row.advantage / temperature) > 100 for row in pulled) == clamps
+    imitated = [row for row in met if row.kind == "awac"]
+    assert {(row.owner, row.learner) for row in imitated} == {(LEADER, i) for i in followers}
+    assert any(math.exp(row.advantage / temperature) > 100 for row in imitated) == clamps
 
 
-def test_cpo_eq_9_23_24_pull_leads_to_the_constrained_optimum(train):
+def test_cpo_eq_9_23_24_imitation_leads_to_the_constrained_optimum(train):
     """CPO Eq. 9: argmax of A_i subject to KL(pi_i || pi_L) <= eps. Its solution is pi* = pi_L exp(A_i / lambda) / Z
-    (Eq. 23), and the pull is Z KL(pi* || pi_i) up to what does not depend on pi_i (Eq. 24). cpo.py: main(), awac_loss.
+    (Eq. 23), and Eq. 10 is Z KL(pi* || pi_i) up to what does not depend on pi_i (Eq. 24). cpo.py: main(), awac_loss.
     """
     temperature = 2.0
-    run = play(train, cpo, f"{CPO_ONE_BATCH} --awac-coef 1e15 --awac-temperature {temperature}")  # the pull alone
+    run = play(train, cpo, f"{CPO_ONE_BATCH} --awac-coef 1e15 --awac-temperature {temperature}")  # this alone
 
     def kl_to_optimum(rows, i):
-        rows = [row for row in rows if row.kind == "pull" and row.learner == i]  # a ~ pi_L: 1 / n each
+        rows = [row for row in rows if row.kind == "awac" and row.learner == i]  # a ~ pi_L: 1 / n each
         likely = [math.exp(row.advantage / temperature) / len(rows) for row in rows]
         Z = sum(likely)
         return Z * sum(p / Z * (math.log(p / Z) - row.logprob) for p, row in zip(likely, rows))
@@ -420,7 +424,7 @@ def test_cpo_eq_11_total(train):
     """CPO Eq. 11: L_SAPG + beta sum of L_CPO,i over the followers. cpo.py: main(), loss.
 
     Literally this counts each follower's PPO loss 1 + beta times, since Eq. 10 contains it; here once, as released
-    (beta is at most 0.001). GROUPS divides all of it: the pull is per row of SAPG's.
+    (beta is at most 0.001). GROUPS divides all of it: the imitation is per row of SAPG's.
     """
     beta, temperature = 0.5, 2.0
     run = play(train, cpo, f"{CPO_ONE_BATCH} --awac-coef {beta} --awac-temperature {temperature}")
@@ -430,7 +434,7 @@ def test_cpo_eq_11_total(train):
         loss = -surrogate_of(rows, LEADER, eps) - surrogate_of(rows, LEADER, eps, "off-policy")
         for i in (1, 2, 3):
             loss = loss - surrogate_of(rows, i, eps)
-            loss = loss + beta * (pull(rows, temperature, i) - again * surrogate_of(rows, i, eps))
+            loss = loss + beta * (imitation(rows, temperature, i) - again * surrogate_of(rows, i, eps))
         return loss / GROUPS
 
     assert_gradients(run, total)
@@ -467,7 +471,7 @@ def test_cpo_eq_12_discriminator_loss():
 def test_cpo_eq_12_adversarial_reward(train, target):
     """CPO Eq. 12, right: followers get r + lambda_adv log D(y | s, a), the leader r, off-policy too. cpo.py: main().
 
-    It shows in all advantages and critic targets. The pull's advantages are of the environment's reward as well.
+    It shows in all advantages and critic targets. The imitation's advantages are of the environment's reward alone.
     """
     flags = f"--num-minibatches 1 --clip-coef 1e6 --awac-coef 0.5 --awac-temperature 2 --bounds-coef 0 {target}"
     run = play(train, cpo, f"{flags} --adversarial-coef 0.7")
@@ -475,7 +479,7 @@ def test_cpo_eq_12_adversarial_reward(train, target):
 
     def total(rows):
         loss = over_agents(rows, lambda row: 2.0 * critic_error(row) - clipped_surrogate(row, math.inf), 1.0)
-        return loss + sum(0.5 * pull(rows, 2.0, i) for i in (1, 2, 3)) / GROUPS
+        return loss + sum(0.5 * imitation(rows, 2.0, i) for i in (1, 2, 3)) / GROUPS
 
     assert_gradients(run, total)
     run.discriminators = []
@@ -483,15 +487,16 @@ def test_cpo_eq_12_adversarial_reward(train, target):
         assert_gradients(run, total)  # and it does something
 
 
-def test_cpo_eq_25_reverse_kl(train):
+@pytest.mark.parametrize("frozen", [True, False], ids=["first step", "every step"])
+def test_cpo_eq_25_reverse_kl(train, monkeypatch, frozen):
     """CPO Eq. 25: -E over follower i's data of r (A_i - lambda_r log(pi_i / pi_L)). cpo.py: main(), below CPO Eq. 25.
 
     Here, as released, within PPO's clip: min(r A~, clip(r) A~) with A~ = A_i - lambda_r log(pi_i / pi_L). pi_L is the
-    leader now, without gradient. At an iteration's first step, r = 1, the two have the same gradient. The default and
-    all of the paper's experiments have lambda_r = 0.
+    leader now, without gradient. At an iteration's first step, r = 1 (while the normalisers stand still), the two have
+    the same gradient. The default and all of the paper's experiments have lambda_r = 0.
     """
     assert cpo.Args.reverse_kl_coef == 0.0
-    run = play(train, cpo, f"{CPO_ONE_BATCH} --awac-coef 0 --reverse-kl-coef 0.3")
+    run = play(train, cpo, f"{CPO_ONE_BATCH} --awac-coef 0 --reverse-kl-coef 0.3", frozen=monkeypatch if frozen else None)
     eps, followers = run.args.clip_coef, [1, 2, 3]
 
     def own(rows, i):
@@ -506,7 +511,8 @@ def test_cpo_eq_25_reverse_kl(train):
     def clipped(rows):
         return -sum(mean(clipped_surrogate(row, eps, advantage=A(row)) for row in own(rows, i)) for i in followers)
 
-    assert_gradients(run, lambda rows: as_printed(rows) / GROUPS, agents=followers, first_only=True)
+    if frozen:
+        assert_gradients(run, lambda rows: as_printed(rows) / GROUPS, agents=followers, first_only=True)
     assert_gradients(run, lambda rows: clipped(rows) / GROUPS, agents=followers)
     assert_gradients(run, lambda rows: -sum(
         surrogate_of(rows, LEADER, eps, kind) for kind in ("on-policy", "off-policy")
@@ -605,7 +611,7 @@ def evolve(fitness=FITNESS, num_elites=3, crossover="average", mutation_std=0.0,
         latents.grad = torch.randn_like(latents)
         optimizer.step()
     before, state = latents.detach().clone(), {k: v.clone() for k, v in optimizer.state[latents].items()}
-    args = SimpleNamespace(num_elites=num_elites, crossover=crossover, mutation_std=mutation_std)
+    args = SimpleNamespace(num_agents=6, num_elites=num_elites, crossover=crossover, mutation_std=mutation_std)
     lineage = epo.genetic_algorithm_step(latents, fitness, optimizer, args)
     after = latents.detach().clone()
     result = SimpleNamespace(before=before, after=after, state=state, lineage=lineage)
@@ -614,14 +620,15 @@ def evolve(fitness=FITNESS, num_elites=3, crossover="average", mutation_std=0.0,
 
 
 @pytest.mark.parametrize("leader", [-100, 100])
-@pytest.mark.parametrize("x", [2, 3, 4, 5])
+@pytest.mark.parametrize("x", [2, 3, None, 4, 5])
 def test_epo_algorithm_1_lines_12_to_19_next_generation(leader, x):
     """EPO Algorithm 1: rank, keep the top x, fill up with mutated crossovers (4.1: average), leave the master alone.
 
-    epo.py: genetic_algorithm_step. Whom it draws as parents is taken from what it returns.
+    epo.py: genetic_algorithm_step. Whom it draws as parents is taken from what it returns. x unset is K - 2 (B.2).
     """
     f, K = [leader, 3, 1, 5, 2, 4], 6
     run = evolve(fitness_of(*f), num_elites=x)
+    x = x or K - 2
     phi = run.before.tolist()
     ranked = sorted(range(1, K), key=lambda k: -f[k])  # 12
     X = ranked[:x]  # 13

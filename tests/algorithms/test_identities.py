@@ -7,7 +7,7 @@ import cpo
 import epo
 import ppo
 import sapg
-from tests.conftest import TINY, TINY_POPULATION
+from tests.conftest import TINY, TINY_POPULATION, parse
 
 every_script = pytest.mark.parametrize(
     "script, flags",
@@ -15,7 +15,9 @@ every_script = pytest.mark.parametrize(
     ids=["ppo", "sapg", "cpo", "epo"],
 )
 every_population = pytest.mark.parametrize("script", [sapg, cpo, epo], ids=lambda script: script.__name__)
-every_network = pytest.mark.parametrize("network", ["", "--lstm"], ids=["mlp", "lstm"])
+every_network = pytest.mark.parametrize(
+    "network", ["", "--lstm", "--separate-critic"], ids=["mlp", "lstm", "separate-critic"]
+)
 MOAT = (
     "--no-cuda --env-id Moat --num-envs 24 --num-steps 8 --total-timesteps 576 --hidden-sizes 16 16 --lstm-size 8"
     " --num-minibatches 2"  # 3 iterations
@@ -76,16 +78,16 @@ def test_each_term_of_cpo_does_something(train, term):
     assert not same(train(cpo, plain), train(cpo, f"{plain} {term}"))
 
 
-def test_the_pull_takes_no_further_gradient_steps_and_no_more_memory_with_more_agents(train, monkeypatch):
+def test_imitation_takes_no_further_gradient_steps_and_no_more_memory_with_more_agents(train, monkeypatch):
     steps, widest, relabel = [], {}, cpo.offpolicy_batch
     for num_agents in (4, 12):
         sizes = []
         recorded = lambda *args, **kwargs: sizes.append(len(args[5])) or relabel(*args, **kwargs)  # noqa: E731
         monkeypatch.setattr(cpo, "offpolicy_batch", recorded)
         flags = f"{TINY_POPULATION} --num-agents {num_agents}"
-        pulled = train(cpo, flags)
-        assert all(minibatch.pull for minibatch in pulled.minibatches)
-        steps.append((len(pulled.minibatches), len(train(sapg, flags).minibatches)))
+        imitating = train(cpo, flags)
+        assert all(minibatch.awac for minibatch in imitating.minibatches)
+        steps.append((len(imitating.minibatches), len(train(sapg, flags).minibatches)))
         widest[num_agents] = max(sizes)
     assert steps == [(12, 12)] * 2 and widest[12] <= widest[4]
 
@@ -112,7 +114,9 @@ def test_same_seed_same_run_other_seed_other_run(train, script, flags):
 
 @every_script
 @every_network
-def test_first_ratio_of_on_policy_rows_is_one(train, script, flags, network):
+def test_first_ratio_of_on_policy_rows_is_one(train, script, flags, network, monkeypatch):
+    """While the normalisers stand still: otherwise the network sees other observations than when it acted."""
+    monkeypatch.setattr(script.RunningMeanStd, "update", lambda *_: None)
     run = train(script, f"{flags} {network}")
     assert any(step.terminated.any() for step in run.steps[:8]) and any(step.truncated.any() for step in run.steps[:8])
     for iteration in range(3):
@@ -147,6 +151,23 @@ def test_every_row_is_labelled_with_who_learns_from_it(train, script, aggregatio
             assert seen != sorted(seen)  # shuffled
 
 
+@pytest.mark.parametrize("script, flags", [
+    *[(script, "--num-agents 4 --off-policy-ratio 0") for script in (sapg, cpo, epo)],
+    *[(script, "--num-agents 1") for script in (sapg, cpo)], (sapg, "--num-agents 1 --aggregation symmetric"),
+], ids=lambda x: x if isinstance(x, str) else x.__name__)  # fmt: skip
+def test_an_lstm_without_off_policy_columns(train, script, flags, monkeypatch):
+    """Nothing to learn from others is no call of the LSTM, which on a GPU refuses empty input."""
+    forward = torch.nn.LSTM.forward
+
+    def refuse_empty(self, x, *args):
+        assert x.numel(), "Expected batch size to be greater than 0"
+        return forward(self, x, *args)
+
+    monkeypatch.setattr(torch.nn.LSTM, "forward", refuse_empty)
+    run = train(script, f"{TINY_POPULATION} --lstm --diagnostics-interval 1 {flags}")
+    assert len(run.minibatches) == 12 and all(len(columns) == 0 for columns, _ in run.sampled)
+
+
 @every_population
 @every_network
 def test_relabelling_for_the_one_who_acted_changes_nothing(train, monkeypatch, script, network):
@@ -166,37 +187,36 @@ def test_relabelling_for_the_one_who_acted_changes_nothing(train, monkeypatch, s
     assert len(checked) >= 12 and all(checked)
 
 
-@every_script
-def test_normalisers_stand_still_while_the_network_learns(train, script, flags):
-    run = train(script, flags)
-    for first in (0, 4, 8):
-        for minibatch in run.minibatches[first + 1 : first + 4]:
-            for key, value in run.minibatches[first].buffers.items():
-                assert torch.equal(minibatch.buffers[key], value)
-    for a, b in ((0, 4), (4, 8)):
-        for key, value in run.minibatches[a].buffers.items():
-            assert not torch.equal(run.minibatches[b].buffers[key], value)
+def moments(rows):
+    """Mean and variance of rows (M, ...), and of one sample of mean 0 and variance 1, which every run begins with."""
+    rows = rows.double()
+    mean = rows.sum(0) / (len(rows) + 1)
+    return mean, (1.0 + rows.square().sum(0)) / (len(rows) + 1) - mean**2
 
 
 @every_script
-def test_normalisers_have_seen_every_observation_once(train, script, flags):
+def test_normalisers_take_in_the_rollout_before_the_update_and_then_stand_still(train, script, flags):
+    """Acting, values, advantages and relabelling are by the statistics of all rollouts before."""
     run = train(script, flags)
-    obs = torch.cat([step.obs for step in run.steps] + [torch.ones(1, 3), -torch.ones(1, 3)]).double()
-    # the start counts as one sample of mean 0 and variance 1, which the two added rows are in halves
-    weight = torch.ones(len(obs), 1, dtype=torch.float64)
-    weight[-2:] = 0.5
-    mean = (weight * obs).sum(0) / weight.sum()
-    assert run.agent.obs_rms.count == 3 * 9 * 24 + 1
-    assert torch.allclose(run.agent.obs_rms.mean, mean, atol=1e-5)
-    assert torch.allclose(run.agent.obs_rms.var, (weight * (obs - mean) ** 2).sum(0) / weight.sum(), atol=1e-5)
-    assert run.agent.value_rms.count == 2 * 3 * 9 * 24 + 1  # old values and targets
+    obs = torch.stack([step.obs for step in run.steps])
+    for iteration in range(3):
+        own = run.minibatches[4 * iteration : 4 * iteration + 4]
+        for minibatch, key in ((minibatch, key) for minibatch in own for key in minibatch.buffers):
+            assert torch.equal(minibatch.buffers[key], own[0].buffers[key])  # the network learns
+        for buffers, seen in ((own[0].rollout_buffers, 9 * iteration), (own[0].buffers, 9 * iteration + 9)):
+            mean, var = moments(obs[:seen].flatten(0, 1))
+            assert torch.allclose(buffers["obs_rms.mean"], mean, atol=1e-5)
+            assert torch.allclose(buffers["obs_rms.var"], var, atol=1e-5)
+            assert buffers["obs_rms.count"] == 24 * seen + 1 and buffers["value_rms.count"] == 2 * 24 * seen + 1
+        for key in own[0].buffers:
+            assert not torch.equal(own[0].buffers[key], own[0].rollout_buffers[key])
 
 
 @every_script
 @every_network
 def test_a_window_at_once_equals_step_by_step(script, flags, network):
     torch.manual_seed(0)
-    args = script.parse_args(f"{flags} {network}".split())
+    args = parse(script, f"{flags} {network}")
     agent = script.Agent(3, 2, args)
     agent.obs_rms.update(torch.randn(20, 3) + 1.0)
     obs, actions, dones = torch.randn(10, 8, 3), torch.randn(10, 8, 2), torch.rand(10, 8) < 0.3
@@ -216,7 +236,7 @@ def test_a_window_at_once_equals_step_by_step(script, flags, network):
 @every_script
 def test_actions_are_drawn_as_normal_draws_them(script, flags):
     torch.manual_seed(0)
-    args = script.parse_args(flags.split())
+    args = parse(script, flags)
     agent = script.Agent(3, 2, args)
     torch.nn.init.normal_(agent.actor_logstd)
     obs, dones, state = torch.randn(5, 8, 3), torch.zeros(5, 8, dtype=torch.bool), torch.zeros(1, 8, 0)
@@ -230,7 +250,7 @@ def test_actions_are_drawn_as_normal_draws_them(script, flags):
 @every_script
 def test_memory_does_not_cross_an_episodes_beginning(script, flags):
     torch.manual_seed(0)
-    args = script.parse_args(f"{flags} --lstm".split())
+    args = parse(script, f"{flags} --lstm")
     agent = script.Agent(3, 2, args)
     obs, other = torch.randn(2, 6, 1, 3).unbind()
     dones = torch.tensor([False, False, False, True, False, False])[:, None]

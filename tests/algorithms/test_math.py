@@ -11,7 +11,7 @@ import cpo
 import epo
 import ppo
 import sapg
-from tests.conftest import DRIFT, TINY, TINY_POPULATION
+from tests.conftest import DRIFT, TINY, TINY_POPULATION, parse, tuned
 
 every_script = pytest.mark.parametrize("script", [ppo, sapg, cpo, epo], ids=lambda script: script.__name__)
 every_population = pytest.mark.parametrize("script", [sapg, cpo, epo], ids=lambda script: script.__name__)
@@ -53,8 +53,25 @@ def test_running_statistics_are_those_of_all_batches(script, shape):
     assert rms.count == 61 and rms.mean.shape == shape
     assert np.allclose(rms.mean, mean, atol=1e-5) and np.allclose(rms.var, var, rtol=1e-5)
     y = torch.tensor(x, dtype=torch.float32)
-    assert np.allclose(rms.normalize(y).numpy(), (x - mean) / np.sqrt(var + 1e-5), atol=1e-5)
+    normalised = (x - mean) / np.sqrt(var + 1e-5)
+    assert np.allclose(rms.normalize(y).numpy(), normalised, atol=1e-5) and abs(normalised).max() < 5
     assert torch.allclose(rms.denormalize(rms.normalize(y)), y, atol=1e-5)
+
+
+@every_script
+def test_normalised_numbers_are_within_five(script):
+    """Released code: both ways, and with the gradient of a clamp."""
+    rms = script.RunningMeanStd()
+    rms.mean.fill_(10.0)
+    rms.var.fill_(4.0)
+    std = (4.0 + 1e-5) ** 0.5
+    x = torch.tensor([-1e6, -0.1, 1.0, 19.0, 20.1, 1e6], requires_grad=True)
+    assert rms.normalize(x).tolist() == pytest.approx([-5.0, -5.0, -9.0 / std, 9.0 / std, 5.0, 5.0])
+    rms.normalize(x).sum().backward()
+    assert x.grad.tolist() == pytest.approx([0.0, 0.0, 1 / std, 1 / std, 0.0, 0.0])
+    y = torch.tensor([-1e6, -5.1, -4.9, 0.0, 4.9, 5.1])
+    expected = [10 + std * z for z in (-5.0, -5.0, -4.9, 0.0, 4.9, 5.0)]
+    assert rms.denormalize(y).tolist() == pytest.approx(expected, abs=1e-5)
 
 
 @every_script
@@ -109,7 +126,7 @@ def relabelled(script, lstm, **flags):
     """Random data of 3 agents in 6 columns, and columns 5, 2, 3 relabelled for learners 0, 0, 1."""
     torch.manual_seed(0)
     args = SimpleNamespace(num_agents=3, latent_dim=4, lstm=lstm, lstm_size=8, hidden_sizes=(16, 16), gamma=0.9)
-    args.off_policy_mu = flags.get("off_policy_mu", True)
+    args.separate_critic, args.off_policy_mu = False, flags.get("off_policy_mu", True)
     agent = script.Agent(3, 2, args)
     agent.obs_rms.update(2.0 * torch.randn(20, 3) + 1.0)
     agent.value_rms.update(5.0 * torch.randn(50) + 3.0)
@@ -117,14 +134,15 @@ def relabelled(script, lstm, **flags):
     T, N = 5, 6
     batch = {key: torch.randn(T, N) for key in ("logprobs", "values", "advantages", "returns")}
     batch.update(obs=torch.randn(T, N, 3), actions=torch.randn(T, N, 2), means=torch.randn(T, N, 2))
+    batch["logstds"] = torch.randn(1, N, 2)
     batch.update(agent_ids=torch.arange(3).repeat_interleave(2)[None], lstm_state=torch.randn(1, N, agent.state_size))
     batch["logprobs"] += flags.get("shift", 0.0)
     batch.update(mu=torch.ones(T, N), is_offpolicy=torch.zeros(T, N), dones=torch.rand(T, N) < 0.3)
-    data = SimpleNamespace(rewards=torch.randn(T, N), successors=torch.randn(T, N, 3), terminated=torch.zeros(T, N) > 0)
+    data = SimpleNamespace(rewards=torch.randn(T, N), next_obs=torch.randn(T, N, 3), terminated=torch.zeros(T, N) > 0)
     data.terminated[1, 5] = data.terminated[4, 2] = True
     columns, learners = torch.tensor([5, 2, 3]), torch.tensor([0, 0, 1])
     off = script.offpolicy_batch(
-        agent, batch, data.rewards, data.successors, data.terminated, columns, learners, args
+        agent, batch, data.rewards, data.next_obs, data.terminated, columns, learners, args
     )
     return agent, batch, data, columns, learners, off
 
@@ -187,8 +205,13 @@ def fitness_of(*numbers):
     return torch.tensor([float(number) for number in numbers])
 
 
-def mask(*indices, size=6):
-    return torch.tensor([i in indices for i in range(size)])
+def ended(indices, objective):
+    """info["episode"] of a step in which the episodes of some environments (indices) end."""
+    done = torch.tensor([i in indices for i in range(len(objective))])
+    return {"done": done, "objective": torch.as_tensor(objective, dtype=torch.float32)}
+
+
+EVERYWHERE = range(6)
 
 
 NOT_KNOWN = None
@@ -201,73 +224,110 @@ def per_agent(fitness):
 def test_fitness_is_the_mean_of_each_environments_latest_episode():
     fitness = epo.Fitness(6, 3, "cpu")
     assert per_agent(fitness) == [NOT_KNOWN, NOT_KNOWN, NOT_KNOWN]
-    fitness.record(mask(0, 1, 2), fitness_of(10, 20, 30, 99, 99, 99))
+    fitness.record(ended((0, 1, 2), [10, 20, 30, 99, 99, 99]))
     assert per_agent(fitness) == [15.0, NOT_KNOWN, NOT_KNOWN]  # agent 1 has one of two
-    fitness.record(mask(1, 3, 4, 5), fitness_of(99, 40, 99, 50, 7, 8))
+    fitness.record(ended((1, 3, 4, 5), [99, 40, 99, 50, 7, 8]))
     assert per_agent(fitness) == [25.0, 40.0, 7.5]  # the latest of environment 1 wins
 
 
 def test_fitness_of_an_agent_moves_with_its_own_environments_alone():
     fitness = epo.Fitness(6, 3, "cpu")
-    fitness.record(mask(0, 1, 2, 3, 4, 5), fitness_of(1, 2, 3, 4, 5, 6))
+    fitness.record(ended(EVERYWHERE, [1, 2, 3, 4, 5, 6]))
     for agent in range(3):
         before = fitness.per_agent()
-        fitness.record(mask(2 * agent, 2 * agent + 1), fitness_of(*[100 * (agent + 1)] * 6))
+        fitness.record(ended((2 * agent, 2 * agent + 1), [100 * (agent + 1)] * 6))
         assert (fitness.per_agent() != before).tolist() == [k == agent for k in range(3)]
 
 
 def test_episodes_that_began_with_the_old_genome_do_not_count():
     fitness = epo.Fitness(6, 3, "cpu")
-    everywhere = mask(0, 1, 2, 3, 4, 5)
-    fitness.record(everywhere, fitness_of(1, 1, 1, 1, 1, 1))
-    fitness.new_genome([1])
+    fitness.record(ended(EVERYWHERE, [1] * 6))
+    assert fitness.episodes() == (1.0, 1.0)
+    fitness.new_genomes([1])
+    assert fitness.episodes() == (1.0, 0.0)
     assert per_agent(fitness) == [1.0, NOT_KNOWN, 1.0]
-    fitness.record(everywhere, fitness_of(2, 2, 2, 2, 2, 2))  # for agent 1: the episodes that were running
+    fitness.record(ended(EVERYWHERE, [2] * 6))  # for agent 1: the episodes that were running
     assert per_agent(fitness) == [2.0, NOT_KNOWN, 2.0]
-    fitness.record(everywhere, fitness_of(3, 3, 3, 4, 3, 3))
+    fitness.record(ended(EVERYWHERE, [3, 3, 3, 4, 3, 3]))
     assert per_agent(fitness) == [3.0, 3.5, 3.0]
+    fitness.record(ended((0, 4, 5), [0] * 6))
+    assert fitness.episodes() == (3.5, 2.5)
+
+
+def test_fitness_goes_on_from_its_state():
+    fitness, copy = epo.Fitness(6, 3, "cpu"), epo.Fitness(6, 3, "cpu")
+    fitness.record(ended(EVERYWHERE, [1, 2, 3, 4, 5, 6]))
+    fitness.new_genomes([1])
+    fitness.record(ended((2,), [9] * 6))
+    copy.load_state_dict(fitness.state_dict())
+    for each in (fitness, copy):
+        each.record(ended((2, 3), [7, 7, 7, 8, 7, 7]))
+        assert per_agent(each) == [1.5, NOT_KNOWN, 5.5] and each.episodes() == (1.5, 0.5)
+        each.record(ended((3,), [0, 0, 0, 8, 0, 0]))
+        assert per_agent(each) == [1.5, 7.5, 5.5]
 
 
 @pytest.mark.parametrize("n", [10, 20, 30])
 def test_fitness_is_known_from_nine_tenths_of_the_environments(n):
     fitness = epo.Fitness(2 * n, 2, "cpu")
     for count, known in ((9 * n // 10 - 1, NOT_KNOWN), (9 * n // 10, 1.0)):
-        fitness.record(mask(*range(count), size=2 * n), torch.ones(2 * n))
+        fitness.record(ended(range(count), [1] * 2 * n))
         assert per_agent(fitness) == [known, NOT_KNOWN]
 
 
 # ---------------------------------------------------------------- the papers' tables
 
 
+def gpu_args(script, env_id):
+    """What a machine with a GPU runs without further flags."""
+    return script.Args(**tuned(script)[env_id])
+
+
 @every_script
-def test_allegro_kuka_has_the_papers_hyperparameters(script):
-    args = script.Args(**script.task_defaults("AllegroKukaRegrasping"))
+@pytest.mark.parametrize("env_id", ["AllegroKukaRegrasping", "AllegroKukaThrow", "AllegroKukaReorientation"])
+def test_allegro_kuka_has_the_papers_hyperparameters(script, env_id):
+    args = gpu_args(script, env_id)
     assert (args.gamma, args.gae_lambda, args.learning_rate, args.kl_threshold) == (0.99, 0.95, 1e-4, 0.016)
     assert (args.max_grad_norm, args.ent_coef, args.clip_coef, args.vf_coef) == (1.0, 0.0, 0.1, 4.0)
-    assert (args.num_steps, args.update_epochs, args.critic_n_step) == (16, 2, 3)
+    assert (args.num_steps, args.update_epochs) == (16, 2)
+    assert (args.critic_n_step, args.clip_vloss, args.separate_critic) == (0, True, False)  # released code
     assert args.num_minibatches == args.num_steps // 4  # minibatches of 4 num_envs rows
     assert args.lstm and args.lstm_size == 768 and tuple(args.hidden_sizes) == (768, 512, 256)
     assert args.bounds_coef == (1e-5 if script is epo else 1e-4)  # EPO B.2; SAPG Table 2
-    assert script.TASK_HYPERPARAMETERS["AllegroKukaRegrasping"]["num_envs"] == 24_576
+    assert args.num_envs == 24_576
 
 
 @every_population
 def test_populations_have_the_papers_hyperparameters(script):
-    args = script.Args(**script.task_defaults("AllegroKukaRegrasping"))
+    args = gpu_args(script, "AllegroKukaRegrasping")
     assert args.num_agents == (64 if script is epo else 6)
     assert (args.latent_dim, args.max_ent_coef) == (32, 0.0)
     assert (args.off_policy_ratio, args.off_policy_coef) == (1.0, 1.0)
-    assert not args.off_policy_mu  # unlike the papers: measured, see README
+    assert not args.off_policy_mu  # unlike the papers: it measured worse
     assert args.aggregation == ("one-follower" if script is cpo else "leader-follower")
 
 
 def test_epo_has_the_papers_hyperparameters():
-    args = epo.Args(**epo.task_defaults("AllegroKukaRegrasping"))
-    assert (args.ga_threshold, args.crossover) == (0.3, "average")
-    assert [epo.parse_args(f"{TINY} --num-agents {A}".split()).num_elites for A in (4, 6, 24)] == [2, 4, 22]  # K - 2
+    args = gpu_args(epo, "AllegroKukaRegrasping")
+    assert (args.ga_threshold, args.crossover, args.num_elites) == (0.3, "average", None)  # None: K - 2
+
+
+@pytest.mark.parametrize("env_id", ["Anymal", "Humanoid"])
+def test_epos_locomotion_is_its_own_table(env_id):
+    """EPO B.2; SAPG's and CPO's locomotion has another."""
+    args = gpu_args(epo, env_id)
+    assert (args.learning_rate, args.kl_threshold, args.clip_coef) == (1e-4, 0.016, 0.1)
+    assert (args.num_steps, args.update_epochs, args.bounds_coef) == (16, 2, 1e-5)
+    assert args.num_minibatches == args.num_steps // 4  # minibatches of 4 num_envs rows
+    assert tuple(args.hidden_sizes) == (512, 256, 128) and not args.lstm
+    assert (args.ga_threshold, args.num_envs, args.gamma, args.gae_lambda) == (0.5, 24_576, 0.99, 0.95)
+    for script in (sapg, cpo):
+        other = gpu_args(script, env_id)
+        assert (other.kl_threshold, other.clip_coef, other.num_steps, other.update_epochs) == (0.008, 0.2, 8, 5)
+        assert other.hidden_sizes == (768, 512, 256) and other.bounds_coef == 1e-4
 
 
 @every_script
 def test_the_command_line_wins_over_the_tables(script):
-    args = script.parse_args("--env-id Moat --num-envs 192 --vf-coef 1".split())
+    args = parse(script, "--env-id Moat --num-envs 192 --vf-coef 1")
     assert (args.vf_coef, args.hidden_sizes, args.update_epochs) == (1.0, (64, 64), 2)

@@ -16,6 +16,7 @@ import ppo
 from envs.engines import make_engine
 from envs.models import allegro_kuka_scene as scene
 from envs.tasks.allegro_kuka import ARM_SPEED, OBJECT
+from tests.conftest import parse
 from tests.engines.test_engines import controls, make_spec, run, settle
 from tests.envs.test_allegro_kuka_grasp import GRASP, LIFT, RESTING_HEIGHT, START
 from tests.envs.test_contract import RefuseToWait
@@ -219,13 +220,13 @@ def test_a_run_and_its_resumption(tmp_path, monkeypatch, capsys):
     half = next((tmp_path / "half" / "runs").iterdir())
     ppo.main(f"{CARTPOLE} --total-timesteps 256 --resume {half}".split())
     resumed = torch.load(half / "checkpoint.pt", weights_only=True)
-    assert torch.equal(state["envs"]["engine"]["state"], resumed["envs"]["engine"]["state"])
-    assert all(torch.equal(x, resumed["agent"][key]) for key, x in state["agent"].items())
+    assert torch.equal(state["state"]["env"]["engine"]["state"], resumed["state"]["env"]["engine"]["state"])
+    assert all(torch.equal(x, resumed["state"]["agent"][key]) for key, x in state["state"]["agent"].items())
 
 
 def refused(flags, capsys):
     with pytest.raises(SystemExit) as exit:
-        ppo.parse_args(flags.split())
+        parse(ppo, flags)
     assert exit.value.code == 2
     return capsys.readouterr().err
 

@@ -16,6 +16,8 @@ import torch
 
 import cpo
 import epo
+import harness
+import harness.run
 import ppo
 import sapg
 from envs.base import VectorEnv
@@ -100,8 +102,9 @@ def test_resumed_is_uninterrupted_bit_by_bit(script, task, network):
     train(script, f"--no-cuda --resume {folder} --total-timesteps {steps}")
     assert the_run() == folder  # no new one
     assert_same_state(whole, checkpoint(folder))
-    if script is epo and task == "Moat":
-        assert early["ages"][2] and early["heredity"]["young"] and whole["ages"][2] > 1  # something to get lost
+    if script is epo and task == "Moat":  # something to get lost
+        early, whole = (saved["state"]["lineage_stats"] for saved in (early, whole))
+        assert early["pending"] and early["generation"] and whole["generation"] > 1
 
 
 def test_the_checkpoint_at_an_interval_is_the_state_of_then():
@@ -140,14 +143,14 @@ def test_a_run_goes_on_where_there_are_fewer_gpus(monkeypatch):
     """As if written on a machine with three GPUs: the optimizer is not that of a GPU any more."""
     train(ppo, command(ppo, iterations=3))
     saved = checkpoint(the_run())
-    saved["optimizer"]["param_groups"][0]["fused"] = True
+    saved["state"]["optimizer"]["param_groups"][0]["fused"] = True
     saved["random"]["cuda"] = [torch.zeros(16, dtype=torch.uint8)] * 3
     torch.save(saved, the_run() / "checkpoint.pt")
     restored = []
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "set_rng_state_all", restored.extend)
     train(ppo, f"--no-cuda --resume {the_run()} --total-timesteps {4 * 4096}")
-    assert len(restored) == 1 and checkpoint(the_run())["optimizer"]["param_groups"][0]["fused"] is False
+    assert len(restored) == 1 and checkpoint(the_run())["state"]["optimizer"]["param_groups"][0]["fused"] is False
 
 
 def test_a_damaged_checkpoint_gives_way_to_the_one_before(capsys):
@@ -185,7 +188,7 @@ def test_what_cannot_be_resumed_is_refused(damage, capsys):
         train(ppo, f"--resume {path} --total-timesteps 1000000")
     (line,) = capsys.readouterr().err.splitlines()
     assert end.value.code == 2 and line.startswith("--resume x.pt: ")
-    reasons = dict(foreign="must be a checkpoint that ppo.py wrote", missing="no such file", folder="checkpoint.pt")
+    reasons = dict(foreign="must be a checkpoint of a training script", missing="no such file", folder="checkpoint.pt")
     assert reasons.get(damage, "cannot be read") in line
     assert sorted(pathlib.Path().rglob("*")) == before
 
@@ -208,6 +211,14 @@ def test_flags_that_contradict_the_checkpoint_are_refused(flags, name, capsys):
     (line,) = capsys.readouterr().err.splitlines()
     assert end.value.code == 2 and line.startswith(f"{name}: must be ")
     assert (the_run() / "checkpoint.pt").read_bytes() == data
+
+
+def test_flags_that_do_not_change_the_training_may_change():
+    train(sapg, command(sapg, iterations=2))
+    flags = "--no-cuda --diagnostics-interval 2 --checkpoint-interval 1 --total-timesteps 12288"
+    train(sapg, f"--resume {the_run()} {flags}")
+    saved = checkpoint(the_run())
+    assert saved["iteration"] == 3 and saved["args"]["diagnostics_interval"] == 2
 
 
 def test_another_scripts_checkpoint_is_refused(capsys):
@@ -258,7 +269,7 @@ def kill_and_resume(kills, seed):
         assert "Traceback" not in err, err
         folder = the_run()
         done = [int(line.split()[0].replace(",", "")) for line in [first, *out.splitlines()] if " steps " in line]
-        saved = ppo.load_checkpoint(str(folder))
+        saved = harness.load_checkpoint(str(folder))
         assert saved["global_step"] >= max(done) - 4096
 
 
@@ -275,27 +286,27 @@ def test_a_run_killed_fifty_times_resumes():
 
 
 def test_a_checkpoint_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch, capsys):
-    ppo.save_checkpoint(str(tmp_path), {"script": "ppo", "x": 1})
+    harness.run.save_checkpoint(str(tmp_path), {"script": "ppo", "args": {}, "state": {}, "x": 1})
 
     def full(*args):
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full)
-        ppo.save_checkpoint(str(tmp_path), {"script": "ppo", "x": 2})
+        harness.run.save_checkpoint(str(tmp_path), {"script": "ppo", "args": {}, "state": {}, "x": 2})
     assert "no checkpoint: [Errno 28] No space left on device; training goes on" in capsys.readouterr().err
-    assert ppo.load_checkpoint(str(tmp_path))["x"] == 1
-    ppo.save_checkpoint(str(tmp_path), {"script": "ppo", "x": 3})
-    assert ppo.load_checkpoint(str(tmp_path))["x"] == 3
+    assert harness.load_checkpoint(str(tmp_path))["x"] == 1
+    harness.run.save_checkpoint(str(tmp_path), {"script": "ppo", "args": {}, "state": {}, "x": 3})
+    assert harness.load_checkpoint(str(tmp_path))["x"] == 3
 
 
 def test_a_folder_that_vanishes_does_not_stop_training(monkeypatch, capsys):
-    write = ppo.save_checkpoint
+    write = harness.run.save_checkpoint
 
     def save_nowhere(folder, state):
         write("nowhere/at/all", state)
 
-    monkeypatch.setattr(ppo, "save_checkpoint", save_nowhere)
+    monkeypatch.setattr(harness.run, "save_checkpoint", save_nowhere)
     train(ppo, command(ppo, iterations=2) + " --checkpoint-interval 1")
     assert capsys.readouterr().err.count("training goes on") == 2
 
@@ -304,7 +315,7 @@ def test_a_log_that_cannot_be_written_does_not_stop_training(monkeypatch, capsys
     def full(*args, **kwargs):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(ppo.SummaryWriter, "add_scalar", full)
+    monkeypatch.setattr(harness.run.SummaryWriter, "add_scalar", full)
     train(ppo, command(ppo, iterations=2))
     assert capsys.readouterr().err.count("no log: [Errno 28] No space left on device; training goes on") == 2
     assert checkpoint(the_run())["iteration"] == 2
@@ -341,12 +352,14 @@ def test_a_reward_that_is_not_a_number_stops_the_run(script, capsys):
         train(script, f"{flags} {FLAGS[script]} --checkpoint-interval 1 --total-timesteps 1600")
     assert end.value.code == 1
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("iteration 3: rewards, losses/policy_loss, losses/value_loss") and "fault.pt" in line
+    assert line.startswith("iteration 3: rewards, losses/policy_loss, losses/value_loss") and "nan_dump.pt" in line
     good = checkpoint(the_run())
-    assert good["iteration"] == 2 and all(x.isfinite().all() for x in good["agent"].values())
-    fault = checkpoint(the_run(), "fault.pt")
-    assert fault["iteration"] == 3 and same(fault["agent"].keys(), good["agent"].keys())
-    assert fault["batch"]["advantages"].isnan().any()
+    assert good["iteration"] == 2 and all(x.isfinite().all() for x in good["state"]["agent"].values())
+    dump = checkpoint(the_run(), "nan_dump.pt")
+    assert dump.keys() - {"awac"} == {"args", "iteration", "batch", "agent", "optimizer", "random"}
+    assert dump["iteration"] == 3 and dump["agent"].keys() == good["state"]["agent"].keys()
+    assert dump["batch"]["advantages"].isnan().any()
+    assert ("awac" in dump) == (script is cpo)
 
 
 def test_a_gradient_that_is_not_finite_stops_the_run(monkeypatch, capsys):
@@ -366,7 +379,7 @@ def test_a_gradient_that_is_not_finite_stops_the_run(monkeypatch, capsys):
     assert checkpoint(the_run())["iteration"] == 1
 
 
-def test_the_dump_of_a_fault_reproduces_it(monkeypatch, capsys):
+def test_the_dump_reproduces_what_was_not_finite(monkeypatch, capsys):
     """A network that overflows: from the dump, the same losses are not finite."""
     make = ppo.Agent
 
@@ -379,11 +392,11 @@ def test_the_dump_of_a_fault_reproduces_it(monkeypatch, capsys):
     with pytest.raises(SystemExit):
         train(ppo, command(ppo))
     assert "losses/value_loss" in capsys.readouterr().err
-    fault = checkpoint(the_run(), "fault.pt")
-    args = ppo.Args(**{k: v for k, v in fault["args"].items() if k not in ("device", "num_iterations")})
+    dump = checkpoint(the_run(), "nan_dump.pt")
+    args = ppo.Args(**{k: v for k, v in dump["args"].items() if k not in ("device", "num_iterations")})
     agent = make(9, 4, args)
-    agent.load_state_dict(fault["agent"])
-    batch = fault["batch"]
+    agent.load_state_dict(dump["agent"])
+    batch = dump["batch"]
     inputs = (batch[key] for key in ("obs", "dones", "lstm_state", "actions"))
     value = agent.get_action_and_value(*inputs)[3]
     assert not ((value - batch["returns"]) ** 2).isfinite().all()
@@ -408,7 +421,7 @@ def test_a_broken_world_does_not_reach_the_learner(monkeypatch):
     events = EventAccumulator(str(the_run()), size_guidance={"scalars": 0})
     events.Reload()
     assert [e.value for e in events.Scalars("charts/nan_worlds")] == [1.0, 1.0]
-    assert all(x.isfinite().all() for x in checkpoint(the_run())["agent"].values())
+    assert all(x.isfinite().all() for x in checkpoint(the_run())["state"]["agent"].values())
 
 
 def test_checkpoints_hold_nothing_but_tensors_and_numbers():
@@ -416,4 +429,6 @@ def test_checkpoints_hold_nothing_but_tensors_and_numbers():
     with open(the_run() / "checkpoint.pt", "rb") as file:
         with pytest.raises(pickle.UnpicklingError):
             pickle.load(file)  # it is no plain pickle
-    assert checkpoint(the_run())["script"] == "epo"  # and loads with weights_only
+    saved = checkpoint(the_run())  # and loads with weights_only
+    assert saved.keys() == {"script", "args", "iteration", "global_step", "seconds", "state", "random"}
+    assert saved["script"] == "epo" and (saved["iteration"], saved["global_step"]) == (8, 8 * 64 * 64)

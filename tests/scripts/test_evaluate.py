@@ -32,7 +32,7 @@ def train(script, flags="--env-id Cartpole --total-timesteps 4096"):
     return str(max(pathlib.Path("runs").iterdir(), key=lambda path: path.stat().st_mtime))
 
 
-@pytest.mark.parametrize("network", ["", "--lstm"], ids=["mlp", "lstm"])
+@pytest.mark.parametrize("network", ["", "--lstm", "--separate-critic"], ids=["mlp", "lstm", "separate-critic"])
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.__name__)
 def test_a_new_process_scores_as_the_agent_in_memory(script, network, monkeypatch, capsys):
     agents, make = [], script.Agent
@@ -56,17 +56,23 @@ def test_a_new_process_scores_as_the_agent_in_memory(script, network, monkeypatc
     assert len(table) == (2 if script is ppo else 4)
 
 
-def test_a_forks_checkpoint_plays(capsys):
-    text = (ROOT / "ppo.py").read_text().replace("nn.ELU()", "nn.Tanh()")
+def test_a_copy_of_a_script_trains_resumes_and_plays(capsys):
+    """cp epo.py mine.py, another activation, python mine.py, --resume, evaluate.py."""
+    text = (ROOT / "epo.py").read_text().replace("nn.ELU()", "nn.Tanh()")
     pathlib.Path("mine.py").write_text(text)
-    command = [sys.executable, "mine.py", *FLAGS.split(), "--env-id", "Cartpole", "--total-timesteps", "2048"]
-    subprocess.run(command, check=True, env={"PYTHONPATH": str(ROOT)}, stdout=subprocess.DEVNULL)
+    command = [sys.executable, "mine.py", "--no-cuda"]
+    flags = [*FLAGS.split(), *SCRIPTS[epo].split(), "--env-id", "Cartpole", "--total-timesteps", "2048"]
+    options = dict(check=True, env={"PYTHONPATH": str(ROOT)}, stdout=subprocess.DEVNULL)
+    subprocess.run([*command, *flags], **options)
     (run,) = pathlib.Path("runs").iterdir()
+    assert run.name.startswith("Cartpole__mine__1__")
+    subprocess.run([*command, "--resume", str(run), "--total-timesteps", "4096"], **options)
     saved, script = evaluate.load(str(run))
+    assert (saved["script"], saved["global_step"]) == ("mine", 4096) and list(pathlib.Path("runs").iterdir()) == [run]
     assert script.__file__ == str(pathlib.Path("mine.py").resolve())
     assert any(isinstance(layer, torch.nn.Tanh) for layer in script.Agent(4, 1, script.Args()).mlp)
     evaluate.main([str(run), "--episodes", "2", "--no-cuda"])
-    assert "| agent, 0 | mean |" in capsys.readouterr().out
+    assert "| leader, 0 | mean |" in capsys.readouterr().out
 
 
 def test_a_damaged_checkpoint_gives_way_to_the_one_before():
@@ -76,10 +82,9 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before():
 
 
 def test_the_best_agent_is_the_one_with_the_highest_objective():
-    latest = torch.full((3, 12), float("nan"))
-    latest[2] = torch.tensor([1.0, 2.0, 3.0, 9.0, float("nan"), 8.0, 5.0, 5.0, 5.0] + [float("nan")] * 3)
-    assert evaluate.agents_of({"args": {"num_agents": 4}, "latest": latest}) == (4, 1)  # (9 + 8) / 2
-    assert evaluate.agents_of({"args": {}, "latest": latest}) == (1, 0)
+    means = torch.tensor([[9.0, 1.0, 1.0, 1.0], [9.0, 1.0, 1.0, 1.0], [1.0, -3.0, 7.0, float("nan")]])
+    assert evaluate.agents_of({"args": {"num_agents": 4}, "state": {"episodes": {"means": means}}}) == (4, 2)
+    assert evaluate.agents_of({"args": {}, "state": {"episodes": {"means": means[:, 3:]}}}) == (1, 0)
 
 
 class Counting(VectorEnv):
@@ -115,9 +120,9 @@ def test_only_whole_episodes_count():
 
 
 def test_the_curriculum_is_where_training_left_it():
-    saved = {"args": {"env_id": f"{__name__}:Counting"}, "envs": {"level": torch.tensor(3.5)}}
+    saved = {"args": {"env_id": f"{__name__}:Counting"}, "state": {"env": {"level": torch.tensor(3.5)}}}
     args = evaluate.Args(run="", engine="auto")
-    assert evaluate.make_envs(saved, 2, args, "cpu").level == 3.5
+    assert evaluate.make_env(saved, 2, args, "cpu").level == 3.5
 
 
 @pytest.mark.parametrize("agents, shape", [((), (1, 1)), ((0, 1, 3), (2, 2))])
@@ -133,11 +138,11 @@ def test_films(agents, shape, capsys):
 
 
 @pytest.mark.parametrize("flags, line", [
-    ("nowhere", "run nowhere: no readable checkpoint"),
-    ("empty", "run empty: no readable checkpoint"),
-    ("pickled.pt", "run pickled.pt: no readable checkpoint"),
-    ("truncated.pt", "run truncated.pt: no readable checkpoint"),
-    ("text.pt", "run text.pt: no readable checkpoint"),
+    ("nowhere", "run nowhere: no such file or folder"),
+    ("empty", "run empty: must be a folder with a checkpoint.pt"),
+    ("pickled.pt", "run pickled.pt: pickled.pt cannot be read: "),
+    ("truncated.pt", "run truncated.pt: truncated.pt cannot be read: "),
+    ("text.pt", "run text.pt: text.pt cannot be read: "),
     ("foreign.pt", "run foreign.pt: must be a checkpoint of a training script"),
     ("orphan.pt", "run orphan.pt: was written by lost.py, which must be in the working directory"),
     ("run --episodes 0", "--episodes 0: must be at least 1"),
