@@ -1,7 +1,7 @@
 """How diverse are the states that a method visits (SAPG 6.4)? `python benchmarks/scripts/diversity.py --env-id Moat`.
 
-Trains every run of --runs ("NAME=script.py flags"; flags that this tool does not know go to all of them), samples the
-observations of the last max_episode_steps control steps and measures how badly a few principal components (SAPG Fig. 7)
+Trains every run of --runs ("NAME=script.py flags"; flags that this tool does not know go to all of them), lets all its
+agents play for max_episode_steps control steps, samples the observations and measures how badly a few principal components (SAPG Fig. 7)
 and a narrow auto-encoder (SAPG Fig. 8) reconstruct them, and how much room they take (variance, particle entropy).
 Prints a Markdown table, means and standard deviations over seeds; writes OUT.csv and OUT.png.
 
@@ -15,7 +15,6 @@ import math
 import pathlib
 import sys
 from collections import defaultdict
-from unittest import mock
 
 import numpy as np
 import torch
@@ -24,7 +23,7 @@ import torch.nn as nn
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-import envs  # noqa: E402
+import evaluate  # noqa: E402
 
 RUNS = ("PPO=ppo.py", "SAPG-6=sapg.py --num-agents 6", "untrained=ppo.py --learning-rate 0 --kl-threshold 0")
 SIZES = (2, 4, 8, 16)  # hidden widths, and the numbers of components in the table
@@ -86,31 +85,27 @@ def measure(states):
 
 
 def visited_states(script, flags, num_states):
-    """Run a script's main(flags); returns observations (num_states, D) of its last max_episode_steps steps, shuffled.
+    """Train with a script's main(flags), then play all its agents, sampling actions, as many environments each.
 
-    Of every step as many, from environments drawn anew by a generator apart: the training is the same as without.
+    Returns observations (num_states, D) of max_episode_steps steps, of every step as many, shuffled.
     """
-    recent, make, generator = [], envs.make, torch.Generator().manual_seed(0)
-
-    def recorded_make(*args):
-        env = make(*args)
-        step, window = env.step, env.max_episode_steps
-
-        def recorded_step(action):
-            result = step(action)
-            chosen = torch.randperm(env.num_envs, generator=generator)[: math.ceil(num_states / window)]
-            recent.append(result[0][chosen].cpu())
-            del recent[:-window]
-            return result
-
-        env.step = recorded_step
-        return env
-
-    with mock.patch.object(envs, "make", recorded_make):
-        importlib.import_module(script[: -len(".py")].replace("/", ".")).main(flags)
-    states = torch.cat(recent)
-    if len(states) < num_states:
-        raise SystemExit(f"--num-states {num_states}: {script} came to {len(states)} only; more steps or environments")
+    before = set(pathlib.Path("runs").glob("*"))
+    importlib.import_module(script[: -len(".py")].replace("/", ".")).main(flags)
+    (folder,) = set(pathlib.Path("runs").glob("*")) - before
+    saved, module = evaluate.load(str(folder))
+    num_agents, num_envs, seed = saved["args"].get("num_agents", 1), saved["args"]["num_envs"], saved["args"]["seed"]
+    env = evaluate.make_env(saved, num_envs, evaluate.Args(run=str(folder), seed=seed), "cpu")
+    window, generator = env.max_episode_steps, torch.Generator().manual_seed(0)
+    if num_states > window * num_envs:
+        raise SystemExit(f"--num-states {num_states}: {script} comes to {window * num_envs} only; more environments")
+    agent = evaluate.make_agent(saved, module, env, "cpu")
+    player = evaluate.Player(agent, torch.arange(num_agents).repeat_interleave(num_envs // num_agents), False)
+    obs, visited = env.reset(), []
+    for _ in range(window):
+        obs, _, terminated, truncated, _ = env.step(player.act(obs))
+        player.dones = (terminated | truncated)[None]
+        visited.append(obs[torch.randperm(num_envs, generator=generator)[: math.ceil(num_states / window)]])
+    states = torch.cat(visited)
     return states[torch.randperm(len(states), generator=generator)[:num_states]]
 
 

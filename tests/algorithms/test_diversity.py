@@ -2,7 +2,6 @@
 
 import csv
 import math
-import re
 from functools import partial
 
 import numpy as np
@@ -96,16 +95,12 @@ def test_particle_entropy():
 # ---------------------------------------------------------------- runs
 
 
-def test_states_are_those_of_the_last_steps_and_the_training_is_the_same(in_empty_folder, monkeypatch, capsys):
+def test_states_are_those_that_the_trained_policy_visits(in_empty_folder, monkeypatch):
     observe, seen = Drift.observe, []
     monkeypatch.setattr(Drift, "observe", lambda self: seen.append(observe(self)) or seen[-1])
-    ppo.main(TINY.split())
-    plain, after, expected = capsys.readouterr().out, torch.get_rng_state(), torch.cat(seen[-13::2])
     states = diversity.visited_states("ppo.py", TINY.split(), 24 * 7)  # all environments, max_episode_steps 7
+    expected = torch.cat(seen[-13::2])  # every step observes the end of an episode and then the state
     assert sorted(states.tolist()) == sorted(expected.tolist()) and states.tolist() != expected.tolist()  # shuffled
-    assert torch.equal(after, torch.get_rng_state())
-    without_speed = [re.sub(r" +[\d,]+ SPS.*", "", out) for out in (plain, capsys.readouterr().out)]
-    assert without_speed[0] == without_speed[1] and without_speed[0].count("return") == 3
 
 
 def test_fewer_states_than_asked_for_are_refused(in_empty_folder):
