@@ -104,7 +104,7 @@ def test_states_are_those_that_the_trained_policy_visits(in_empty_folder, monkey
 
 
 def test_fewer_states_than_asked_for_are_refused(in_empty_folder):
-    with pytest.raises(SystemExit, match="--num-states 169: ppo.py came to 168 only"):
+    with pytest.raises(SystemExit, match="--num-states 169: ppo.py comes to 168 only"):
         diversity.visited_states("ppo.py", TINY.split(), 24 * 7 + 1)
 
 
