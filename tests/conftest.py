@@ -1,6 +1,7 @@
 """A small task, runs of a script that write down what happened, and `pytest --engine warp`."""
 
 import copy
+import pathlib
 from types import SimpleNamespace
 
 import pytest
@@ -63,6 +64,12 @@ TINY = (
     " --lstm-size 8 --num-minibatches 2 --update-epochs 2 --learning-rate 0.05 --clip-coef 0.05"  # 3 iterations
 )
 TINY_POPULATION = f"{TINY} --num-agents 4 --latent-dim 5 --max-ent-coef 0.3"
+
+
+def documents():
+    """README.md and docs/*.md, one after the other."""
+    root = pathlib.Path(__file__).resolve().parents[1]
+    return "\n".join(path.read_text() for path in [root / "README.md", *sorted(root.glob("docs/*.md"))])
 
 
 def tuned(script):

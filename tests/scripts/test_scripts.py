@@ -13,21 +13,24 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 import cpo
 import envs
 import epo
+import evaluate
 import ppo
 import sapg
+from harness import hyperparameters
+from tests.conftest import TINY as DRIFT_TINY, documents, parse, tuned
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SCRIPTS = [ppo, sapg, cpo, epo]
 TINY = {  # two iterations; the papers' LSTM is switched on and off by NETWORKS
     "Moat": "--env-id Moat --num-envs 64 --total-timesteps 2048",
     "Cartpole": "--env-id Cartpole --num-envs 64 --total-timesteps 2048",
-    "AllegroKukaRegrasping": "--env-id AllegroKukaRegrasping --num-envs 8 --total-timesteps 256",
+    "AllegroKukaRegrasping": "--env-id AllegroKukaRegrasping --num-envs 8 --num-minibatches 2 --total-timesteps 256",
 }
 NETWORKS = {"mlp": "--no-lstm --hidden-sizes 16 16", "lstm": "--lstm --lstm-size 16 --hidden-sizes 16"}
 POPULATION = {ppo: "", sapg: "--num-agents 4", cpo: "--num-agents 4", epo: "--num-agents 4"}
 PROGRESS = re.compile(
-    r" *(?P<steps>[\d,]+) steps +(?P<percent>[\d.]+)% \| return +(-?[\d.]+|nan) \| objective +(-?[\d.]+|nan)"
-    r" \| +[\d,]+ SPS \| (\d+ days?, )?\d+:\d\d:\d\d left"
+    r" *(?P<steps>[\d,]+) steps +(?P<percent>[\d.]+)% \| (return +-?[\d.]+ \| objective +-?[\d.]+"
+    r"|reward per step -?[\d.]+) \| +[\d,]+ SPS \| (\d+ days?, )?\d+:\d\d:\d\d left"
 )
 
 every_script = pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.__name__)
@@ -70,10 +73,11 @@ def flag(name):
 def test_runs_as_a_process(script, env_id):
     result = run(script, f"--no-cuda {TINY[env_id]} {POPULATION[script]} {NETWORKS['mlp']} --seed 7")
     assert result.returncode == 0, result.stderr
-    first, *progress = result.stdout.splitlines()
+    *defaults, first, line, second_line = result.stdout.splitlines()
+    progress = [line, second_line]
     num_envs, engine = 8 if "Kuka" in env_id else 64, "torch" if env_id == "Moat" else "mujoco"
-    assert re.match(rf"{env_id}: engine {engine}, cpu, \d+ threads, {num_envs} environments\b", first)
-    assert "faster" not in first and ("24,576 on a GPU" in first) == ("Kuka" in env_id)
+    assert re.fullmatch(rf"{env_id}: engine {engine}, cpu, \d+ threads, {num_envs} environments", first)
+    assert len(defaults) == ("Kuka" in env_id)  # that there is no GPU
     lines = [PROGRESS.fullmatch(line) for line in progress]  # one per iteration
     assert [int(line["steps"].replace(",", "")) for line in lines] == [num_envs * 16, num_envs * 32]
     assert [line["percent"] for line in lines] == ["50.0", "100.0"]
@@ -85,22 +89,39 @@ def test_runs_as_a_process(script, env_id):
 @every_script
 def test_runs_on_every_task_as_its_table_says(script, env_id):
     """One iteration of 8 environments, all else at the task's own settings."""
-    script.main(f"--no-cuda --env-id {env_id} --num-envs 8 --total-timesteps 1 {POPULATION[script]}".split())
+    flags = f"--no-cuda --env-id {env_id} --num-envs 8 --num-minibatches 4 --total-timesteps 1 {POPULATION[script]}"
+    script.main(flags.split())
     assert (the_run() / "checkpoint.pt").exists()
 
 
 @pytest.mark.parametrize("env_id", TINY)
 @every_script
-def test_runs_with_an_lstm_and_says_what_is_faster(script, env_id, capsys):
+def test_runs_with_an_lstm(script, env_id, capsys):
     script.main(f"--no-cuda {TINY[env_id]} {POPULATION[script]} {NETWORKS['lstm']}".split())
-    first, *progress = capsys.readouterr().out.splitlines()
-    assert first.endswith("; faster on a CPU: --no-lstm --hidden-sizes 256 128 64")
-    assert len(progress) == 2 and all(map(PROGRESS.fullmatch, progress))
+    *_, first, line, second_line = capsys.readouterr().out.splitlines()
+    assert first.startswith(f"{env_id}: engine") and PROGRESS.fullmatch(line) and PROGRESS.fullmatch(second_line)
+
+
+@every_script
+def test_before_the_first_episode_ends_the_terminal_shows_the_reward_per_step(script, capsys):
+    """Drift's episodes end within 7 steps; here an iteration is 2."""
+    flags = f"{DRIFT_TINY} {POPULATION[script]} --num-envs 4 --num-steps 2 --total-timesteps 128 --seed 3"
+    script.main(flags.split())
+    out = capsys.readouterr().out
+    _, *lines = out.splitlines()
+    assert "nan" not in out and all(map(PROGRESS.fullmatch, lines))
+    shown = ["reward per step" in line for line in lines]
+    assert shown[0] and not shown[-1] and shown == sorted(shown, reverse=True)  # then returns, for good
+    events = written(the_run())
+    rewards = {event.step: event.value for event in events.Scalars("charts/reward_per_step")}
+    for line in lines[: sum(shown)]:
+        number = float(re.search(r"reward per step (-?[\d.]+)", line).group(1))
+        assert number == pytest.approx(rewards[int(line.split()[0])], abs=1e-4)
 
 
 CHARTS = "episodic_return episodic_length objective leader_return leader_objective best_agent_objective"
-CHARTS += " SPS learning_rate"
-LOSSES = "policy_loss value_loss entropy approx_kl clipfrac explained_variance bounds_loss"
+CHARTS += " SPS learning_rate episodes reward_per_step action_std action_std_max"
+LOSSES = "policy_loss value_loss entropy approx_kl clipfrac explained_variance bounds_loss grad_norm"
 KEYS = {f"charts/{key}" for key in CHARTS.split()} | {f"losses/{key}" for key in LOSSES.split()}
 KEYS |= {"perf/rollout_s", "perf/update_s"}
 POPULATION_KEYS = {f"population/{key}" for key in ("objective_median", "objective_worst", "latent_distance")}
@@ -198,13 +219,51 @@ def test_help_of_a_process():
 
 @pytest.mark.parametrize("env_id, num_envs", [("AllegroKukaRegrasping", 1_024), ("Moat", 3_072), ("Cartpole", 512)])
 def test_environments_on_a_cpu(env_id, num_envs):
-    assert ppo.parse_args(["--no-cuda", "--env-id", env_id]).num_envs == num_envs
-    assert sapg.parse_args(["--no-cuda", "--env-id", env_id]).num_envs == num_envs - num_envs % 6  # six equal blocks
-    assert epo.parse_args(["--no-cuda", "--env-id", env_id]).num_envs == num_envs
+    assert parse(ppo, f"--no-cuda --env-id {env_id}").num_envs == num_envs
+    assert parse(sapg, f"--no-cuda --env-id {env_id}").num_envs == num_envs - num_envs % 6  # six equal blocks
+    assert parse(epo, f"--no-cuda --env-id {env_id}").num_envs == num_envs
+
+
+def test_defaults_without_a_gpu(capsys):
+    args = parse(epo, "--no-cuda --env-id AllegroKukaRegrasping --num-agents 64")
+    assert (args.num_envs, args.lstm, args.hidden_sizes) == (1_024, False, (256, 128, 64))
+    assert (args.num_steps, args.num_minibatches, args.total_timesteps) == (16, 16, 80_000_000)
+    assert (args.learning_rate, args.clip_coef, args.bounds_coef, args.num_agents) == (1e-4, 0.1, 1e-5, 64)
+    (line,) = capsys.readouterr().out.splitlines()
+    start, back = line.split("; as tuned for a GPU: ")
+    shown = "1,024 environments, MLP 256-128-64, 80,000,000 steps, about two hours on two cores"
+    assert start == f"no GPU: {shown}"
+    restored = parse(epo, f"--no-cuda --env-id AllegroKukaRegrasping --num-agents 64 {back}")
+    for name, value in hyperparameters.EPO["AllegroKukaRegrasping"].items():
+        assert getattr(restored, name) == value, name
+    assert "as tuned" not in capsys.readouterr().out and "--lstm" in back.split()
+
+
+@pytest.mark.parametrize("flags, name, value", [
+    ("--lstm", "lstm", True), ("--num-envs 2048", "num_envs", 2_048), ("--num-minibatches 3", "num_minibatches", 3),
+    ("--hidden-sizes 8", "hidden_sizes", (8,)), ("--total-timesteps 5_000", "total_timesteps", 5_000),
+    ("--num-steps 4", "num_steps", 4), ("--learning-rate 0.5", "learning_rate", 0.5),
+])  # fmt: skip
+def test_any_flag_given_wins_over_the_defaults_without_a_gpu(flags, name, value, capsys):
+    plain = vars(parse(epo, "--no-cuda --env-id AllegroKukaRegrasping"))
+    capsys.readouterr()
+    args = vars(parse(epo, f"--no-cuda --env-id AllegroKukaRegrasping {flags}"))
+    assert args[name] == value != plain[name]
+    assert {key for key in args if args[key] != plain[key]} <= {name, "num_iterations"}
+    out = capsys.readouterr().out
+    assert ("two hours" in out) == (name in ("num_envs", "learning_rate"))  # else it is another job
+
+
+@every_script
+def test_with_a_gpu_the_papers_row_stands(script, monkeypatch, capsys):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    args = parse(script, "--env-id AllegroKukaRegrasping --engine mujoco")
+    assert all(getattr(args, name) == value for name, value in tuned(script)["AllegroKukaRegrasping"].items())
+    assert args.device == "cuda" and capsys.readouterr().out == ""
 
 
 def test_the_budget_is_environment_steps_over_all_environments():
-    args = ppo.parse_args("--no-cuda --env-id Moat --num-envs 100 --num-steps 10 --total-timesteps 5_999".split())
+    args = parse(ppo, "--no-cuda --env-id Moat --num-envs 100 --num-steps 10 --total-timesteps 5_999")
     assert args.num_iterations == 5
 
 
@@ -247,6 +306,8 @@ BAD = [  # flags, flag named, value named, what is valid
     (f"{MOAT_64} --hidden-sizes 64 0", "--hidden-sizes", r"(64, 0)", "at least 1"),
     (f"{MOAT_64} --hidden-sizes", "--hidden-sizes", "()", "one or more widths"),
     (f"{MOAT_64} --lstm --lstm-size 0", "--lstm-size", "0", "at least 1"),
+    (f"{MOAT_64} --lstm --separate-critic", "--separate-critic", "True", "with --lstm"),
+    (f"{MOAT_64} --checkpoint-interval -1", "--checkpoint-interval", "-1", "at least 0"),
 ]  # fmt: skip
 BAD_POPULATION = [
     (f"{MOAT_64} --num-agents 5", "--num-agents", "5", "divide --num-envs 64"),
@@ -334,18 +395,19 @@ def test_a_misspelt_flag():
     assert not list(pathlib.Path().iterdir())
 
 
-# ---------------------------------------------------------------- what README promises
+# ---------------------------------------------------------------- what README and docs/ promise
 
 
-def readme_example():
-    """The source of README's task of one's own, and its module:Class."""
-    (source,) = re.findall(r"```python\n(.*?class \w+\(VectorEnv\).*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    (env_id,) = set(re.findall(r"--env-id (\w+:\w+)", (ROOT / "README.md").read_text()))
+def own_task():
+    """The source of the documents' custom task, and its module:Class."""
+    text = documents()
+    (source,) = re.findall(r"```python\n(.*?class \w+\(VectorEnv\).*?)```", text, re.DOTALL)
+    (env_id,) = set(re.findall(r"--env-id (\w+:[A-Z]\w+)", text))
     return source, env_id
 
 
-def test_readmes_own_task_trains():
-    source, env_id = readme_example()
+def test_the_documents_own_task_trains():
+    source, env_id = own_task()
     assert len(source.splitlines()) <= 30
     module, name = env_id.split(":")
     pathlib.Path(f"{module}.py").write_text(source)
@@ -353,29 +415,33 @@ def test_readmes_own_task_trains():
     assert result.returncode == 0, result.stderr
     first, *progress = result.stdout.splitlines()
     assert first.startswith(f"{env_id}: engine torch, cpu, ") and len(progress) == 4
-    assert "nan" not in progress[-1]  # episodes have ended
+    assert all(map(PROGRESS.fullmatch, progress)) and "return" in progress[-1]  # episodes have ended
     assert re.fullmatch(rf"{module}-{name}__ppo__1__\d+", the_run().name)
 
 
-def test_readmes_commands_are_valid():
-    text = (ROOT / "README.md").read_text()
-    commands = re.findall(r"python (ppo|sapg|cpo|epo)\.py([^`\n]*)", text)
-    assert ("epo", " --env-id AllegroKukaRegrasping --num-agents 64") in commands
+def test_the_documents_commands_are_valid():
+    """Every command is parsed as the script would; what is not installed here, or made by the reader, is left out."""
+    text = documents()
+    commands = re.findall(r"python (ppo|sapg|cpo|epo|evaluate)\.py([^`\n#]*)", text)
+    assert ("epo", "--env-id AllegroKukaRegrasping --num-agents 64") in [(name, x.strip()) for name, x in commands]
     for script, flags in commands:
-        if flags.strip() != "--help" and ":" not in flags:
-            flags = flags.replace("--engine isaacgym", "")  # which is not here
-            {"ppo": ppo, "sapg": sapg, "cpo": cpo, "epo": epo}[script].parse_args(["--no-cuda", *flags.split()])
+        flags = re.sub(r"--engine \w+", "", flags)  # which may not be here
+        if script == "evaluate":
+            evaluate.tyro.cli(evaluate.Args, args=flags.split())
+        elif flags.strip() != "--help" and ":" not in flags and "--resume" not in flags:
+            parse({"ppo": ppo, "sapg": sapg, "cpo": cpo, "epo": epo}[script], f"--no-cuda {flags}")
     for name in re.findall(r"(?:python|diff|pip install -r) ([\w/-]+\.\w+)", text):
-        assert (ROOT / name).is_file(), name
+        assert (ROOT / name).is_file() or name == "mine.py", name
 
 
 @pytest.mark.slow
 def test_the_main_job_begins_within_two_minutes():
-    """The papers' network and 64 agents, as README has it, until the first iteration has been printed."""
+    """64 agents, as README has it, until the first iteration has been printed."""
     flags = "--no-cuda --env-id AllegroKukaRegrasping --num-agents 64 --total-timesteps 1"
     result = run(epo, flags, timeout=120)
-    first, progress = result.stdout.splitlines()
-    assert "1,024 environments" in first and PROGRESS.fullmatch(progress)
+    first, second, progress = result.stdout.splitlines()
+    assert first.startswith("no GPU: 1,024 environments") and "1,024 environments" in second
+    assert PROGRESS.fullmatch(progress)
 
 
 # ---------------------------------------------------------------- learning
