@@ -86,17 +86,21 @@ class Run:
         self.iteration, self.global_step = iteration, global_step
         seconds = time.time() - self.start_time
         values = {**values, "charts/SPS": global_step / seconds}
-        numbers = {}
+        images = {key: value for key, value in values.items() if isinstance(value, torch.Tensor) and value.dim() == 3}
+        texts = {key: value for key, value in values.items() if isinstance(value, str)}
+        numbers = {
+            key: torch.as_tensor(value).float().mean().item()
+            for key, value in values.items()
+            if key not in images and key not in texts
+        }
         try:
-            for key, value in values.items():
-                if isinstance(value, str):
-                    self.writer.add_text(key, value, global_step)
-                elif isinstance(value, torch.Tensor) and value.dim() == 3:
-                    self.writer.add_image(key, value, global_step)
-                else:
-                    numbers[key] = torch.as_tensor(value).float().mean().item()
-                    if math.isfinite(numbers[key]):  # no episode has finished yet: nothing to say
-                        self.writer.add_scalar(key, numbers[key], global_step)
+            for key, value in texts.items():
+                self.writer.add_text(key, value, global_step)
+            for key, value in images.items():
+                self.writer.add_image(key, value, global_step)
+            for key, value in numbers.items():
+                if math.isfinite(value):  # no episode has finished yet: nothing to say
+                    self.writer.add_scalar(key, value, global_step)
             self.writer.flush()
         except OSError as error:
             print(f"no log: {error}; training goes on", file=sys.stderr)

@@ -1,0 +1,146 @@
+"""How the learner is kept steady: its rate, its noise, its critic; and what its logged numbers mean."""
+
+import math
+
+import pytest
+import torch
+
+import cpo
+import epo
+import harness
+import ppo
+import sapg
+from tests.conftest import TINY, TINY_POPULATION, parse, tuned
+
+FLAGS = {ppo: TINY, sapg: TINY_POPULATION, cpo: TINY_POPULATION, epo: TINY_POPULATION}
+every_script = pytest.mark.parametrize("script", FLAGS, ids=lambda script: script.__name__)
+
+
+@pytest.fixture
+def logged(monkeypatch):
+    """What the runs of a test log, one dict per iteration."""
+    rows, log = [], harness.Run.log
+
+    def recorded(self, iteration, global_step, values):
+        rows.append({key: value.clone() if isinstance(value, torch.Tensor) else value for key, value in values.items()})
+        log(self, iteration, global_step, values)
+
+    monkeypatch.setattr(harness.Run, "log", recorded)
+    return rows
+
+
+# ---------------------------------------------------------------- learning rate
+
+
+@every_script
+def test_the_rate_does_not_climb_on_a_kl_that_is_zero_by_construction(train, script, logged, monkeypatch):
+    """Cartpole's row has one minibatch. With one epoch of it no KL is ever measured, and the rate stands."""
+    assert tuned(script)["Cartpole"]["num_minibatches"] == 1
+    monkeypatch.setattr(script.RunningMeanStd, "update", lambda *_: None)
+    one_minibatch = "--num-minibatches 1 --update-epochs 1 --kl-threshold 0.008 --learning-rate 1e-4"
+    run = train(script, f"{FLAGS[script]} {one_minibatch}")
+    assert all(row["losses/approx_kl"] == pytest.approx(0.0, abs=1e-6) for row in logged)
+    assert [row["charts/learning_rate"] for row in logged] == [1e-4] * 3
+    assert [minibatch.lr for minibatch in run.minibatches] == [1e-4] * 3
+
+
+# ---------------------------------------------------------------- critic
+
+
+@every_script
+@pytest.mark.parametrize("n", [0, 3])
+def test_an_untrained_critic_explains_nothing(train, script, n, logged, monkeypatch):
+    """1 - Var(G - V) / Var(G) with G the GAE return, whatever the critic's target: 0 for a V that is constant."""
+    make = script.Agent
+
+    def with_constant_value(*args):
+        agent = make(*args)
+        torch.nn.init.zeros_(agent.critic.weight)
+        return agent
+
+    monkeypatch.setattr(script, "Agent", with_constant_value)
+    train(script, f"{FLAGS[script]} --critic-n-step {n} --vf-coef 0 --gae-lambda 1")
+    assert len(logged) == 3
+    for row in logged:
+        assert float(row["losses/explained_variance"]) == pytest.approx(0.0, abs=1e-4)
+
+
+@every_script
+@pytest.mark.parametrize("separate", [True, False])
+def test_a_separate_critic_shares_nothing_with_the_policy(script, separate):
+    flags = f"{FLAGS[script]} {'--separate-critic' if separate else ''} {'' if script is ppo else '--latent-dim 0'}"
+    args = parse(script, flags)
+    agent = script.Agent(3, 2, args)
+    obs, dones, state = torch.randn(4, 6, 3), torch.zeros(4, 6, dtype=torch.bool), torch.zeros(1, 6, 0)
+    ids = () if script is ppo else (torch.zeros(1, 6, dtype=torch.long),)
+    moved = {}
+    for loss in ("value", "policy"):
+        agent.zero_grad()
+        _, logprob, _, value, _ = agent.get_action_and_value(obs, *ids, dones, state, torch.ones(4, 6, 2))
+        (value.square() if loss == "value" else logprob).mean().backward()
+        moved[loss] = {
+            name.split(".")[0] for name, p in agent.named_parameters() if p.grad is not None and p.grad.abs().sum() > 0
+        }
+    critics = {"critic", "critic_mlp"} if separate else {"critic", "mlp"}
+    assert moved == {"value": critics, "policy": {"actor", "actor_logstd", "mlp"}}
+
+
+# ---------------------------------------------------------------- action noise
+
+
+@every_script
+def test_the_action_noise_stays_below_its_bound(train, script, logged):
+    """A huge entropy bonus drives it there; the projection sets the parameter back, not its gradient."""
+    run = train(script, f"{FLAGS[script]} --ent-coef 100 --learning-rate 0.5 --kl-threshold 0")
+    bound = math.log(script.MAX_STD)
+    logstds = [minibatch.params["actor_logstd"] for minibatch in run.minibatches] + [run.agent.actor_logstd.detach()]
+    assert all((logstd <= bound + 1e-6).all() for logstd in logstds)
+    assert (logstds[-1] >= bound - 1e-6).any()  # it got there
+    assert float(logged[-1]["charts/action_std_max"]) == pytest.approx(script.MAX_STD)
+    assert float(logged[-1]["charts/action_std"]) == pytest.approx(logstds[-1][0].exp().mean().item())
+    for minibatch in run.minibatches[4:]:
+        at_bound = (minibatch.params["actor_logstd"] > bound - 1e-6) & (minibatch.grads["actor_logstd"] != 0)
+        assert (minibatch.grads["actor_logstd"][at_bound] < 0).any()
+
+
+@every_script
+def test_the_action_noise_comes_back_from_its_bound(train, script, monkeypatch):
+    """The bound is no clamp in the forward pass, whose gradient would be 0 above it."""
+    make = script.Agent
+
+    def noisy(*args):
+        agent = make(*args)
+        agent.actor_logstd.data.fill_(math.log(script.MAX_STD))
+        return agent
+
+    monkeypatch.setattr(script, "Agent", noisy)
+    run = train(script, TINY if script is ppo else f"{TINY_POPULATION} --max-ent-coef 0")
+    assert (run.minibatches[0].grads["actor_logstd"] != 0).any()
+    assert (run.agent.actor_logstd < math.log(script.MAX_STD) - 0.01).any()
+
+
+# ---------------------------------------------------------------- logged returns
+
+
+@every_script
+def test_leader_return_is_of_the_leaders_episodes_that_finished_in_the_iteration(train, script, logged):
+    """Where none did the last value stands."""
+    run = train(script, f"{FLAGS[script]} --num-steps 2 --total-timesteps 960")
+    n, T = 24 // getattr(run.args, "num_agents", 1), 2
+    returns, last, stood = torch.zeros(24), math.nan, 0
+    last_objective = math.nan
+    for iteration, row in enumerate(logged):
+        ended, objectives = [], []
+        for step in run.steps[iteration * T : iteration * T + T]:
+            returns = returns + step.reward
+            done = step.terminated | step.truncated
+            for e in done[:n].nonzero().flatten().tolist():
+                ended.append(returns[e].item())
+                objectives.append(step.objective[e].item())
+            returns[done] = 0.0
+        stood += not ended and iteration > 0
+        last = sum(ended) / len(ended) if ended else last
+        last_objective = sum(objectives) / len(objectives) if ended else last_objective
+        assert float(row["charts/leader_return"]) == pytest.approx(last, abs=1e-4, nan_ok=True)
+        assert float(row["charts/leader_objective"]) == pytest.approx(last_objective, abs=1e-4, nan_ok=True)
+    assert len(logged) == 20 and not math.isnan(last) and (stood or script is ppo)
