@@ -19,7 +19,7 @@ every_env = pytest.mark.parametrize("env_id", ENV_IDS)
 
 # Does an observation (..., D) show the beginning of an episode? A new task must say here how one tells.
 BEGINNINGS = {
-    "AllegroHand": lambda obs: (obs[..., 32:48] == 0.0).all(-1) & (obs[..., 72:] == 0.0).all(-1),  # forces, last action
+    "AllegroHand": lambda obs: (obs[..., 72:] == 0.0).all(-1),  # no action yet
     "AllegroKukaRegrasping": lambda obs: (obs[..., 95:] == 0.0).all(-1),  # lifted, clock, successes, last reward
     "AllegroKukaReorientation": lambda obs: (obs[..., 113:] == 0.0).all(-1),  # the same entries
     "AllegroKukaThrow": lambda obs: (obs[..., 95:] == 0.0).all(-1),
