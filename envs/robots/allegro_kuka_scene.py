@@ -22,9 +22,9 @@ SUBSTEPS = 2  # four hold objects no better
 TIMESTEP = CONTROL_PERIOD / SUBSTEPS
 
 CONTACT_IMPEDANCE = (0.99, 0.99, 0.001, 0.5, 2.0)  # MuJoCo's solimp; halves how far the arm squeezes into an object
-# MuJoCo's solref: time constant (s), damping ratio. A reset may put the object where the hand is (6 % of them): of
-# overlaps deeper than 4 cm one in ten shoots the object off at 4 to 80 m/s with a damping ratio of 1, one in a hundred
-# at 4 m/s with this one. A grasp slips no more; a hard squeeze goes half as deep again.
+# MuJoCo's solref: time constant (s), damping ratio. For objects caught deep inside the hand: of overlaps deeper than
+# 4 cm one in ten shoots the object off at 4 to 80 m/s with a damping ratio of 1, one in a hundred at 4 m/s with this
+# one. A grasp slips no more; a hard squeeze goes half as deep again.
 CONTACT_RESPONSE = (0.02, 1.5)
 
 TABLE_POS = (0.0, 0.0, 0.38)

@@ -12,6 +12,7 @@ import torch
 from envs.base import VectorEnv
 from envs.engines import make_engine
 from envs.robots import allegro_kuka_scene as scene
+from envs.tasks.clearance import Clearance
 from envs.tasks.rotations import rotate
 
 NUM_ARM, NUM_JOINTS = 7, 23
@@ -22,7 +23,9 @@ RESET_NOISE = 0.1  # share of the uniform draw in a start pose
 RESET_VELOCITY = 0.5  # rad/s
 
 START_RANGE = (0.1, 0.1, 0.02)  # of the object's centre about scene.OBJECT_START
-TABLE_TOP, START_CLEARANCE = scene.TABLE_POS[2] + scene.TABLE_SIZE[2] / 2.0, 0.005  # m
+TABLE_MARGIN = 0.02  # m, from there to the table's edges at least
+TABLE_TOP, START_CLEARANCE = scene.TABLE_POS[2] + scene.TABLE_SIZE[2] / 2.0, 0.005  # m; from table and robot
+DRAWS_AT_START, DRAWS_ON_TABLE = 8, 16  # at most, of a start that is clear of the robot
 FALL_HEIGHT = 0.1  # m: below it the object is lost
 GOAL_LOW, GOAL_HIGH = (-0.4, 0.0, 0.68), (0.4, 0.35, 1.05)
 KEYPOINT_SCALE = 1.5
@@ -46,6 +49,13 @@ def half_height(quaternion, edges):
     w, x, y, z = quaternion.unbind(1)
     up = torch.stack([2.0 * (x * z - w * y), 2.0 * (y * z + w * x), 1.0 - 2.0 * (x * x + y * y)], 1)  # box axes' z
     return (up.abs() * edges).sum(1) / 2.0
+
+
+def rows_of(mask):
+    """Indices of the rows of mask (N,) bool; on a GPU of all rows, since the host would have to wait for their number."""
+    if mask.device.type == "cpu":
+        return torch.from_numpy(np.flatnonzero(mask.numpy()))
+    return torch.arange(len(mask), device=mask.device)
 
 
 def drive_targets(target, action, lower, upper):
@@ -125,6 +135,7 @@ class AllegroKukaBase(VectorEnv):
         self.num_obs = 93 + 6 * len(self.keypoint_pattern)
         scales = scene.object_scales(self.object_families)
         models = (scene.build_scene(scale, self.goal_shape) for scale in scales[:num_envs])
+        self.clearance = Clearance(scene.build_scene().compile(), NUM_JOINTS, self.device)
         bodies = [scene.PALM_BODY, *scene.FINGERTIP_BODIES, scene.OBJECT_BODY]
         self.engine = make_engine(engine, models, num_envs, scene.SUBSTEPS, bodies, self.device, *BUFFERS)
         self.engine_name = self.engine.name
@@ -139,9 +150,12 @@ class AllegroKukaBase(VectorEnv):
         self.joint_lower, self.joint_upper = tensor(scene.JOINT_LOWER), tensor(scene.JOINT_UPPER)
         self.palm_offset, self.fingertip_offsets = tensor(scene.PALM_OFFSET), tensor(scene.FINGERTIP_OFFSETS)
         self.object_start, self.start_range = tensor(scene.OBJECT_START), tensor(START_RANGE)
+        width, depth = (size / 2.0 - TABLE_MARGIN for size in scene.TABLE_SIZE[:2])
+        self.table_range = tensor((width, depth, START_RANGE[2]))
         self.goal_low, self.goal_high = map(tensor, self.goal_box)
         self.object_scale = tensor(scales[np.arange(num_envs) % len(scales)])  # (N, 3), fixed
-        keypoint_box = KEYPOINT_SCALE * scene.OBJECT_BASE_SIZE / 2.0 * self.object_scale
+        self.object_size = scene.OBJECT_BASE_SIZE * self.object_scale  # (N, 3), edges, m
+        keypoint_box = KEYPOINT_SCALE * self.object_size / 2.0
         self.keypoint_offsets = tensor(self.keypoint_pattern) * keypoint_box[:, None]  # (N, K, 3), object's frame
 
         self.target = zeros(NUM_JOINTS)  # rad
@@ -160,6 +174,7 @@ class AllegroKukaBase(VectorEnv):
         self.tolerance = tensor(TOLERANCE_START)
         self.tolerance_age = torch.tensor(0, device=self.device)  # control steps since the last change
         self.nan_worlds = torch.tensor(0, device=self.device)  # how often the physics broke so far
+        self.blocked_starts = torch.tensor(0, device=self.device)  # starts so far without a place clear of the robot
         self.step_metrics = {}
 
     # ---------------------------------------------------------------- what a task may change
@@ -319,16 +334,44 @@ class AllegroKukaBase(VectorEnv):
         self.set_goal(mask)
 
     def place_object(self, mask, joint_pos, joint_vel):
-        """Put the object above the table at random, at rest, and the joints (N, 23) where given."""
-        position = self.object_start + self.start_range * self.uniform(-1.0, 1.0, 3)
-        quaternion = self.random_rotation()
-        lowest = TABLE_TOP + START_CLEARANCE + half_height(quaternion, scene.OBJECT_BASE_SIZE * self.object_scale)
-        position[:, 2] = torch.maximum(position[:, 2], lowest)  # else long objects would start inside the table
+        """Put the object above the table at random, at rest and clear of the robot, and the joints (N, 23) as given."""
+        start = self.draw_clear_start(mask, joint_pos)
         at_rest = torch.zeros(self.num_envs, 6, device=self.device)
-        qpos, qvel = torch.cat([joint_pos, position, quaternion], 1), torch.cat([joint_vel, at_rest], 1)
+        qpos, qvel = torch.cat([joint_pos, start], 1), torch.cat([joint_vel, at_rest], 1)
         self.engine.set_state(mask, qpos, qvel)
         self.lifted = self.lifted & ~mask
         self.closest_fingertip = torch.where(mask[:, None], self.fingertip_distance(), self.closest_fingertip)
+
+    def draw_clear_start(self, mask, joint_pos):
+        """Starts (N, 7), of which those of mask (N,) bool are the first draw clear of the robot, else the farthest.
+
+        The original takes the first draw whatever it overlaps with (7 %). Where a hand leaves hardly any room in the
+        usual place (1 %), later draws use the whole table.
+        """
+        rows = rows_of(mask)
+        shapes, half = self.clearance.shapes(joint_pos[rows]), self.object_size[rows] / 2.0
+        start = torch.zeros(self.num_envs, 7, device=self.device)
+        distance = start.new_full((self.num_envs,), -torch.inf)
+        for attempt in range(DRAWS_AT_START + DRAWS_ON_TABLE):
+            blocked = distance < START_CLEARANCE
+            if len(rows_of(mask & blocked)) == 0:
+                break
+            drawn = self.draw_start(anywhere=attempt >= DRAWS_AT_START)[rows]
+            after, before = self.clearance.distance(shapes, drawn[:, :3], drawn[:, 3:], half), distance[rows]
+            better = blocked[rows] & (after > before)
+            start[rows] = torch.where(better[:, None], drawn, start[rows])
+            distance[rows] = torch.where(better, after, before)
+        self.blocked_starts = self.blocked_starts + (mask & (distance <= 0.0)).sum()
+        return start
+
+    def draw_start(self, anywhere=False):
+        """A place for the object above the table, `anywhere` or where it starts: position, random rotation (N, 7)."""
+        start_range = self.table_range if anywhere else self.start_range
+        position = self.object_start + start_range * self.uniform(-1.0, 1.0, 3)
+        quaternion = self.random_rotation()
+        lowest = TABLE_TOP + START_CLEARANCE + half_height(quaternion, self.object_size)
+        position[:, 2] = torch.maximum(position[:, 2], lowest)  # else long objects would start inside the table
+        return torch.cat([position, quaternion], 1)
 
     def set_goal(self, mask):
         """Draw a new goal; progress towards it counts from the present state."""
@@ -356,6 +399,7 @@ class AllegroKukaBase(VectorEnv):
             "fingertip_distance": fingertip_distance.mean(),
             "lifted": self.lifted.float().mean(),
             "nan_worlds": self.nan_worlds.clone(),
+            "blocked_starts": self.blocked_starts.clone(),
         }
         for name, value in zip(REWARD_TERMS, self.finished_term_sums.mean(0)):
             self.step_metrics["reward_" + name] = value
