@@ -1,8 +1,8 @@
 """AllegroKuka: a KUKA arm with an Allegro hand lifts an object from a table and brings it to a goal, again and again.
 
 One file: what the tasks of the family share (`AllegroKukaBase`), then what each adds (`AllegroKukaRegrasping`,
-`AllegroKukaThrow`, `AllegroKukaReorientation`).
-Shape letters: N num_envs, B bodies, F fingertips (4), K keypoints. Metres, seconds, radians; world z points up.
+`AllegroKukaThrow`, `AllegroKukaReorientation`). Those with two arms are in allegro_kuka_two_arms.py.
+Shape letters: N num_envs, M robots, J joints (23 per robot), B bodies, F fingertips (4 per robot), K keypoints. Metres, seconds, radians; world z points up.
 Quaternions are w, x, y, z everywhere but in the observation, where they are x, y, z, w.
 """
 
@@ -15,16 +15,16 @@ from envs.robots import allegro_kuka_scene as scene
 from envs.tasks.clearance import Clearance
 from envs.tasks.rotations import rotate
 
-NUM_ARM, NUM_JOINTS = 7, 23
+NUM_ARM, JOINTS_PER_ROBOT, FINGERS = 7, 23, 4
 BUFFERS = 24, 192  # contacts and rows of constraints per world on a GPU; random hands made 5.4 (mean) and 60 (most)
-PALM, FINGERTIPS, OBJECT = 0, slice(1, 5), 5  # places in the engine's body list
+OBJECT = -1  # its place in the engine's body list; the palms come first, then the fingertips, robot by robot
 ARM_SPEED = 10.0  # 1/s: an action of 1 moves an arm target by 10 * 0.01667 rad per step
 RESET_NOISE = 0.1  # share of the uniform draw in a start pose
 RESET_VELOCITY = 0.5  # rad/s
 
 START_RANGE = (0.1, 0.1, 0.02)  # of the object's centre about scene.OBJECT_START
 TABLE_MARGIN = 0.02  # m, from there to the table's edges at least
-TABLE_TOP, START_CLEARANCE = scene.TABLE_POS[2] + scene.TABLE_SIZE[2] / 2.0, 0.005  # m; from table and robot
+START_CLEARANCE = 0.005  # m, of the object from table and robot
 DRAWS_AT_START, DRAWS_ON_TABLE = 8, 16  # at most, of a start that is clear of the robot
 FALL_HEIGHT = 0.1  # m: below it the object is lost
 GOAL_LOW, GOAL_HIGH = (-0.4, 0.0, 0.68), (0.4, 0.35, 1.05)
@@ -38,7 +38,8 @@ MAX_SUCCESSES = 50
 TOLERANCE_START, TOLERANCE_FACTOR = 0.075, 0.9  # m, -
 TOLERANCE_INTERVAL, TOLERANCE_SUCCESSES = 3000, 3.0  # control steps of the vectorised environment, mean successes
 
-REWARD_TERMS = ("lift", "lift_bonus", "fingertip", "keypoint", "goal", "arm_speed", "hand_speed")
+REWARD_TERMS = ("lift", "lift_bonus", "fingertip", "keypoint", "goal")
+SPEED_TERMS = ("arm_speed", "hand_speed")
 PUSH_FORCE = 2.0 * 0.15  # N, standard deviation per axis: 2 m/s^2 times the mass of the first object, for all objects
 PUSH_PROBABILITY = (0.001, 0.1)  # per step, drawn log-uniformly for an episode
 PUSH_DECAY = 0.99 ** (scene.CONTROL_PERIOD / 0.08)  # per step
@@ -58,8 +59,8 @@ def rows_of(mask):
     return torch.arange(len(mask), device=mask.device)
 
 
-def drive_targets(target, action, lower, upper):
-    """Next joint targets (rad). target, action (N, 23), limits (23,) -> (N, 23).
+def relative_targets(target, action, lower, upper):
+    """Next joint targets (rad) of one robot. target, action (N, 23), limits (23,) -> (N, 23).
 
     The arm is relative, and to the last target rather than to the measured angle; the hand is absolute.
     """
@@ -78,15 +79,16 @@ def next_push(force, probability, dice, noise):
 
 def reward_terms(
     height, fingertip_distance, keypoint_distance, joint_velocity,
-    lifted, closest_fingertip, closest_keypoint, tolerance, success_steps,
+    lifted, closest_fingertip, closest_keypoint, tolerance, success_steps, fingertips_once_lifted=False,
 ):  # fmt: skip
     """The reward of one control step, term by term, and what it makes of the memories.
 
     height            z of the object's centre (N,) m
     *_distance        fingertips to the object's centre (N, F); farthest keypoint to its goal (N,), m
-    joint_velocity    (N, 23) rad/s
+    joint_velocity    (N, 23) rad/s, or None where speed costs nothing
     lifted, closest_* the memories before the step: (N,) bool, (N, F) m, (N,) m
     tolerance         0-d, m
+    fingertips_once_lifted   whether fingertips that come closer still pay then
     Returns terms: name -> (N,); near (N,) bool; and lifted, closest_fingertip, closest_keypoint after the step.
     """
     lift = height + LIFT_OFFSET
@@ -95,16 +97,17 @@ def reward_terms(
     # only a new record pays, so that nothing is earned by moving to and fro
     fingertip_progress = (closest_fingertip - fingertip_distance).clamp(0.0, 10.0).sum(1)
     keypoint_progress = (closest_keypoint - keypoint_distance).clamp(0.0, 100.0)
-    speed = joint_velocity.abs()
     terms = {
         "lift": 20.0 * lift.clamp(0.0, 0.5) * ~now_lifted,
         "lift_bonus": 300.0 * (now_lifted & ~lifted),
-        "fingertip": 50.0 * fingertip_progress * ~now_lifted,
+        "fingertip": 50.0 * fingertip_progress * (~now_lifted | fingertips_once_lifted),
         "keypoint": 200.0 * keypoint_progress * now_lifted,
         "goal": 1000.0 / success_steps * near,
-        "arm_speed": -0.003 * speed[:, :NUM_ARM].sum(1),
-        "hand_speed": -0.0003 * speed[:, NUM_ARM:].sum(1),
     }
+    if joint_velocity is not None:
+        speed = joint_velocity.abs()
+        terms["arm_speed"] = -0.003 * speed[:, :NUM_ARM].sum(1)
+        terms["hand_speed"] = -0.0003 * speed[:, NUM_ARM:].sum(1)
     # records also fall while their term is masked: what was gained then is not paid later
     closest_fingertip = torch.minimum(closest_fingertip, fingertip_distance)
     closest_keypoint = torch.minimum(closest_keypoint, keypoint_distance)
@@ -112,7 +115,7 @@ def reward_terms(
 
 
 class AllegroKukaBase(VectorEnv):
-    """What the tasks of the family share. Observation (93 + 6K), see `observe`; action (23): 7 arm, 16 hand joints.
+    """What the tasks of the family share. Observation: see `observe`; action (J): 7 arm, 16 hand joints per robot.
 
     A task sets the constants below and changes the methods below the line where it differs. A goal is reached after
     `success_steps` steps near it; then the next one begins in the same episode and its clock restarts. The episode
@@ -121,24 +124,42 @@ class AllegroKukaBase(VectorEnv):
     Objective: successes in the episode.
     """
 
-    num_actions = NUM_JOINTS
     curriculum = ("tolerance",)
+    layout = scene.ONE_ARM
+    obstacle = None  # a scene.Obstacle
+    buffers = BUFFERS
     success_steps: int
     keypoint_pattern: tuple  # K corners (+-1, +-1, +-1) of the object's keypoint box; (0, 0, 0) is its centre
     object_families = ("small", "big", "sticks")  # see scene.object_scales
     goal_shape = "ball"  # see scene.build_scene
     goal_box = (GOAL_LOW, GOAL_HIGH)  # corners of where goals lie, m
+    start_side = goal_side = 0.0  # m: starts and goals are shifted so far along x, to one side or the other
+    observes_records = True  # whether the fingertips' smallest distances are observed
+    reward_names = REWARD_TERMS + SPEED_TERMS
+    fingertips_once_lifted = False  # see `reward_terms`
     tolerance_target = 0.01  # m, the end of the curriculum
 
     def __init__(self, num_envs, device, seed, engine="mujoco"):
         super().__init__(num_envs, device, seed)
-        self.num_obs = 93 + 6 * len(self.keypoint_pattern)
+        self.num_robots = len(self.layout.prefixes)
+        self.num_joints = self.num_actions = JOINTS_PER_ROBOT * self.num_robots
+        self.num_fingertips = FINGERS * self.num_robots
+        keypoint_coordinates = 3 * len(self.keypoint_pattern)
+        self.num_obs = 18 + 71 * self.num_robots + (self.num_robots + 1) * keypoint_coordinates
+        self.num_obs += self.num_fingertips if self.observes_records else 0
+        self.palms, self.tips = slice(0, self.num_robots), slice(self.num_robots, OBJECT)  # in the engine's body list
+
+        def build_scene(scale):
+            return scene.build_scene(scale, self.goal_shape, self.layout, self.obstacle)
+
         scales = scene.object_scales(self.object_families)
-        models = (scene.build_scene(scale, self.goal_shape) for scale in scales[:num_envs])
-        self.clearance = Clearance(scene.build_scene().compile(), NUM_JOINTS, self.device)
-        bodies = [scene.PALM_BODY, *scene.FINGERTIP_BODIES, scene.OBJECT_BODY]
-        self.engine = make_engine(engine, models, num_envs, scene.SUBSTEPS, bodies, self.device, *BUFFERS)
+        models = (build_scene(scale) for scale in scales[:num_envs])
+        bodies = [prefix + scene.PALM_BODY for prefix in self.layout.prefixes]
+        bodies += [prefix + name for prefix in self.layout.prefixes for name in scene.FINGERTIP_BODIES]
+        bodies.append(scene.OBJECT_BODY)
+        self.engine = make_engine(engine, models, num_envs, scene.SUBSTEPS, bodies, self.device, *self.buffers)
         self.engine_name = self.engine.name
+        self.clearance = Clearance(build_scene(scales[0]).compile(), self.num_joints, self.device)
 
         def tensor(values):
             return torch.as_tensor(values, dtype=torch.float32, device=self.device)
@@ -146,31 +167,34 @@ class AllegroKukaBase(VectorEnv):
         def zeros(*shape, dtype=torch.float32):
             return torch.zeros(num_envs, *shape, dtype=dtype, device=self.device)
 
-        self.joint_default = tensor(scene.DEFAULT_POSE)
-        self.joint_lower, self.joint_upper = tensor(scene.JOINT_LOWER), tensor(scene.JOINT_UPPER)
-        self.palm_offset, self.fingertip_offsets = tensor(scene.PALM_OFFSET), tensor(scene.FINGERTIP_OFFSETS)
+        def per_robot(values):
+            return tensor(np.concatenate([values] * self.num_robots))
+
+        self.joint_default = per_robot(self.layout.pose)
+        self.joint_lower, self.joint_upper = per_robot(scene.JOINT_LOWER), per_robot(scene.JOINT_UPPER)
+        self.palm_offset, self.fingertip_offsets = tensor(scene.PALM_OFFSET), per_robot(scene.FINGERTIP_OFFSETS)
         self.object_start, self.start_range = tensor(scene.OBJECT_START), tensor(START_RANGE)
-        width, depth = (size / 2.0 - TABLE_MARGIN for size in scene.TABLE_SIZE[:2])
-        self.table_range = tensor((width, depth, START_RANGE[2]))
+        width, depth = (size / 2.0 - TABLE_MARGIN for size in self.layout.table_size[:2])
+        self.table_range = tensor((width - self.start_side, depth, START_RANGE[2]))
         self.goal_low, self.goal_high = map(tensor, self.goal_box)
         self.object_scale = tensor(scales[np.arange(num_envs) % len(scales)])  # (N, 3), fixed
         self.object_size = scene.OBJECT_BASE_SIZE * self.object_scale  # (N, 3), edges, m
         keypoint_box = KEYPOINT_SCALE * self.object_size / 2.0
         self.keypoint_offsets = tensor(self.keypoint_pattern) * keypoint_box[:, None]  # (N, K, 3), object's frame
 
-        self.target = zeros(NUM_JOINTS)  # rad
+        self.target = zeros(self.num_joints)  # rad
         self.push_force = zeros(3)  # N, object's frame
         self.push_probability = zeros()
         self.goal = zeros(7)  # position, quaternion
         self.lifted = zeros(dtype=torch.bool)
-        self.closest_fingertip = zeros(4)  # smallest distance since the object was placed, m
+        self.closest_fingertip = zeros(self.num_fingertips)  # smallest distance since the object was placed, m
         self.closest_keypoint = zeros()  # smallest distance since the goal was set, m
         self.near_steps = zeros(dtype=torch.long)  # since the goal was set, not necessarily in a row
         self.successes = zeros()
         self.finished_successes = zeros()  # successes of the last finished episode
         self.last_reward = zeros()
-        self.term_sums = zeros(len(REWARD_TERMS))  # of the reward's terms over the episode
-        self.finished_term_sums = zeros(len(REWARD_TERMS))  # of the last finished episode
+        self.term_sums = zeros(len(self.reward_names))  # of the reward's terms over the episode
+        self.finished_term_sums = zeros(len(self.reward_names))  # of the last finished episode
         self.tolerance = tensor(TOLERANCE_START)
         self.tolerance_age = torch.tensor(0, device=self.device)  # control steps since the last change
         self.nan_worlds = torch.tensor(0, device=self.device)  # how often the physics broke so far
@@ -183,13 +207,19 @@ class AllegroKukaBase(VectorEnv):
         """A goal for every environment: position and quaternion (N, 7)."""
         goal = torch.zeros(self.num_envs, 7, device=self.device)
         goal[:, :3] = self.uniform(self.goal_low, self.goal_high, 3)
+        if self.goal_side:
+            goal[:, 0] += self.either_side(self.goal_side)
         goal[:, 3] = 1.0
         return goal
 
     def begin_next_goal(self, mask):
         """After a success: the next goal in the environments of mask (N,) bool, others untouched."""
-        self.place_object(mask, self.engine.qpos[:, :NUM_JOINTS], self.engine.qvel[:, :NUM_JOINTS])
+        self.place_object(mask, self.engine.qpos, self.engine.qvel)
         self.set_goal(mask)
+
+    def next_target(self, action):
+        """Joint targets (N, J) rad that follow from the present ones and action (N, J)."""
+        return relative_targets(self.target, action, self.joint_lower, self.joint_upper)
 
     def lost(self, near, fingertip_distance):
         """Where the object cannot be reached any more (N,) bool. near (N,) bool, fingertip_distance (N, F) m."""
@@ -199,14 +229,14 @@ class AllegroKukaBase(VectorEnv):
         """Draw this step's push. Returns forces and torques on the bodies in world axes (N, B, 6), or None."""
         dice = self.uniform(0.0, 1.0)
         self.push_force = next_push(self.push_force, self.push_probability, dice, self.normal(3))
-        wrench = torch.zeros(self.num_envs, OBJECT + 1, 6, device=self.device)
+        wrench = torch.zeros(*self.engine.body_pos.shape[:2], 6, device=self.device)
         wrench[:, OBJECT, :3] = rotate(self.engine.body_quat[:, OBJECT], self.push_force)
         return wrench
 
     # ---------------------------------------------------------------- one control step
 
     def advance(self, action):
-        self.target = drive_targets(self.target, action, self.joint_lower, self.joint_upper)
+        self.target = self.next_target(action)
         self.engine.step(self.target, self.push())
         self.update_tolerance()
         fingertip_distance, keypoint_distance = self.fingertip_distance(), self.keypoint_distance()
@@ -214,16 +244,17 @@ class AllegroKukaBase(VectorEnv):
             self.engine.body_pos[:, OBJECT, 2],
             fingertip_distance,
             keypoint_distance,
-            self.engine.qvel[:, :NUM_JOINTS],
+            self.engine.qvel[:, : self.num_joints] if SPEED_TERMS[0] in self.reward_names else None,
             self.lifted,
             self.closest_fingertip,
             self.closest_keypoint,
             self.tolerance,
             self.success_steps,
+            self.fingertips_once_lifted,
         )
         broken = self.engine.broken  # these were put somewhere else: the episode ends and earns nothing
         self.nan_worlds = self.nan_worlds + broken.sum()
-        terms = torch.stack([terms[name] for name in REWARD_TERMS], 1).masked_fill(broken[:, None], 0.0)
+        terms = torch.stack([terms[name] for name in self.reward_names], 1).masked_fill(broken[:, None], 0.0)
         self.term_sums = self.term_sums + terms
         reward = terms.sum(1)
         self.last_reward = 0.01 * reward
@@ -246,6 +277,10 @@ class AllegroKukaBase(VectorEnv):
         """Standard normal numbers from the environment's own generator, shape (N, *shape)."""
         return torch.randn(self.num_envs, *shape, generator=self.generator, device=self.device)
 
+    def either_side(self, distance):
+        """Plus or minus `distance` with equal chances (N,)."""
+        return torch.where(self.uniform(0.0, 1.0) < 0.5, distance, -distance)
+
     def random_rotation(self):
         """Quaternions (N, 4), uniform over all rotations."""
         return torch.nn.functional.normalize(self.normal(4))
@@ -263,8 +298,8 @@ class AllegroKukaBase(VectorEnv):
 
     def fingertips(self):
         """Fingertip points (N, F, 3) m."""
-        offset = rotate(self.engine.body_quat[:, FINGERTIPS], self.fingertip_offsets)
-        return self.engine.body_pos[:, FINGERTIPS] + offset
+        offset = rotate(self.engine.body_quat[:, self.tips], self.fingertip_offsets)
+        return self.engine.body_pos[:, self.tips] + offset
 
     def keypoints(self):
         """Keypoints of the object and of the goal, each (N, K, 3) m."""
@@ -283,23 +318,27 @@ class AllegroKukaBase(VectorEnv):
         return (of_object - of_goal).norm(dim=2).amax(1)
 
     def observe(self):
-        """The observation (N, 93 + 6K), clamped to +-10; positions in world axes."""
+        """The observation (N, 18 + 71M + 3K (M + 1)), clamped to +-10; positions in world axes.
+
+        With the fingertips' records it has F entries more.
+        """
         engine = self.engine
         middle, span = (self.joint_upper + self.joint_lower) / 2.0, self.joint_upper - self.joint_lower
-        palm = engine.body_pos[:, PALM] + rotate(engine.body_quat[:, PALM], self.palm_offset)
+        palms = engine.body_pos[:, self.palms] + rotate(engine.body_quat[:, self.palms], self.palm_offset)
+        fingertips = self.fingertips().unflatten(1, (self.num_robots, FINGERS))
         of_object, of_goal = self.keypoints()
         obs = [
-            2.0 * (engine.qpos[:, :NUM_JOINTS] - middle) / span,
-            engine.qvel[:, :NUM_JOINTS],
-            palm,
-            *self.body_motion(PALM),
+            2.0 * (engine.qpos[:, : self.num_joints] - middle) / span,
+            engine.qvel[:, : self.num_joints],
+            palms.flatten(1),
+            *[part for robot in range(self.num_robots) for part in self.body_motion(robot)],
             *self.body_motion(OBJECT),
-            (self.fingertips() - palm[:, None]).flatten(1),
-            (of_object - palm[:, None]).flatten(1),
+            (fingertips - palms[:, :, None]).flatten(1),
+            (of_object[:, None] - palms[:, :, None]).flatten(1),
             (of_object - of_goal).flatten(1),
             self.object_scale,
             self.closest_keypoint[:, None],
-            self.closest_fingertip,
+            *([self.closest_fingertip] if self.observes_records else []),
             self.lifted[:, None],
             (self.episode_step[:, None] / 10.0).log1p(),
             self.successes[:, None].log1p(),
@@ -308,7 +347,7 @@ class AllegroKukaBase(VectorEnv):
         return torch.cat(obs, 1).clamp(-10.0, 10.0)
 
     def body_motion(self, body):
-        """Quaternion x, y, z, w (N, 4), linear and angular velocity (N, 3) in world axes."""
+        """Quaternion x, y, z, w (N, 4), linear and angular velocity (N, 3) in world axes. body: a palm or OBJECT."""
         return (
             self.engine.body_quat[:, body].roll(-1, 1),
             self.engine.body_linvel[:, body],
@@ -318,10 +357,10 @@ class AllegroKukaBase(VectorEnv):
     # ---------------------------------------------------------------- resets
 
     def reset_where(self, mask):
-        anywhere = self.uniform(self.joint_lower, self.joint_upper, NUM_JOINTS)
+        anywhere = self.uniform(self.joint_lower, self.joint_upper, self.num_joints)
         pose = (1.0 - RESET_NOISE) * self.joint_default + RESET_NOISE * anywhere
         pose = pose.clamp(self.joint_lower, self.joint_upper)  # the thumb's default lies outside its limits
-        velocity = self.uniform(-RESET_VELOCITY, RESET_VELOCITY, NUM_JOINTS)
+        velocity = self.uniform(-RESET_VELOCITY, RESET_VELOCITY, self.num_joints)
         low, high = PUSH_PROBABILITY
         probability = low * (high / low) ** self.uniform(0.0, 1.0)
         self.target = torch.where(mask[:, None], pose, self.target)
@@ -330,14 +369,24 @@ class AllegroKukaBase(VectorEnv):
         self.successes = self.successes.masked_fill(mask, 0.0)
         self.last_reward = self.last_reward.masked_fill(mask, 0.0)
         self.term_sums = self.term_sums.masked_fill(mask[:, None], 0.0)
-        self.place_object(mask, pose, velocity)
+        of_object = torch.zeros(self.num_envs, 7, device=self.device)  # drawn by place_object
+        qpos, qvel = torch.cat([pose, of_object], 1), torch.cat([velocity, of_object[:, 1:]], 1)
+        self.place_object(mask, *self.place_obstacle(qpos, qvel))
         self.set_goal(mask)
 
-    def place_object(self, mask, joint_pos, joint_vel):
-        """Put the object above the table at random, at rest and clear of the robot, and the joints (N, 23) as given."""
-        start = self.draw_clear_start(mask, joint_pos)
-        at_rest = torch.zeros(self.num_envs, 6, device=self.device)
-        qpos, qvel = torch.cat([joint_pos, start], 1), torch.cat([joint_vel, at_rest], 1)
+    def place_obstacle(self, qpos, qvel):
+        """Append a loose obstacle, upright and at rest, to the coordinates and velocities of a reset."""
+        if self.obstacle is None or not self.obstacle.loose:
+            return qpos, qvel
+        upright = qpos.new_tensor([0.0, 0.0, scene.TABLE_TOP, 1.0, 0.0, 0.0, 0.0]).expand(self.num_envs, 7)
+        return torch.cat([qpos, upright], 1), torch.cat([qvel, torch.zeros_like(upright[:, 1:])], 1)
+
+    def place_object(self, mask, qpos, qvel):
+        """Put the object above the table at random, at rest and clear of the robot, all else as qpos and qvel say."""
+        joints, after = self.num_joints, self.num_joints + 7
+        start, at_rest = self.draw_clear_start(mask, qpos[:, :joints]), torch.zeros(self.num_envs, 6, device=self.device)
+        qpos = torch.cat([qpos[:, :joints], start, qpos[:, after:]], 1)
+        qvel = torch.cat([qvel[:, :joints], at_rest, qvel[:, after - 1 :]], 1)
         self.engine.set_state(mask, qpos, qvel)
         self.lifted = self.lifted & ~mask
         self.closest_fingertip = torch.where(mask[:, None], self.fingertip_distance(), self.closest_fingertip)
@@ -365,11 +414,13 @@ class AllegroKukaBase(VectorEnv):
         return start
 
     def draw_start(self, anywhere=False):
-        """A place for the object above the table, `anywhere` or where it starts: position, random rotation (N, 7)."""
+        """A place for the object above the table, in the usual range or `anywhere`: position, random rotation (N, 7)."""
         start_range = self.table_range if anywhere else self.start_range
         position = self.object_start + start_range * self.uniform(-1.0, 1.0, 3)
+        if self.start_side:
+            position[:, 0] += self.either_side(self.start_side)
         quaternion = self.random_rotation()
-        lowest = TABLE_TOP + START_CLEARANCE + half_height(quaternion, self.object_size)
+        lowest = scene.TABLE_TOP + START_CLEARANCE + half_height(quaternion, self.object_size)
         position[:, 2] = torch.maximum(position[:, 2], lowest)  # else long objects would start inside the table
         return torch.cat([position, quaternion], 1)
 
@@ -401,7 +452,7 @@ class AllegroKukaBase(VectorEnv):
             "nan_worlds": self.nan_worlds.clone(),
             "blocked_starts": self.blocked_starts.clone(),
         }
-        for name, value in zip(REWARD_TERMS, self.finished_term_sums.mean(0)):
+        for name, value in zip(self.reward_names, self.finished_term_sums.mean(0)):
             self.step_metrics["reward_" + name] = value
 
     def metrics(self):
