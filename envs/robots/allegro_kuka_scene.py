@@ -50,7 +50,7 @@ ONE_ARM = Layout(
 TWO_ARMS = Layout(
     ("arm0_", "arm1_"), ((-1.1, 0.0, 0.0), (1.1, 0.0, 0.0)), (np.pi / 2, -np.pi / 2),
     np.concatenate([DEFAULT_POSE[:3], [1.6], DEFAULT_POSE[4:]]), (1.1, 0.4, 0.3),
-    dict(pos=(0.0, -2.2, 1.75), xyaxes=(1, 0, 0, 0, 0.47, 0.88)),
+    dict(pos=(0.8, -2.2, 1.85), xyaxes=(0.942, 0.336, 0, -0.146, 0.411, 0.9)),
 )  # fmt: skip
 
 

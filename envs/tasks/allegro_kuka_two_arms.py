@@ -40,7 +40,7 @@ class AllegroKukaTwoArmsReorientation(AllegroKukaTwoArms, AllegroKukaReorientati
 class AllegroKukaTwoArmsReorientationPartition(AllegroKukaTwoArmsReorientation):
     """A board stands loose between the arms and has to be removed first; only a reset puts it up again."""
 
-    obstacle = scene.Obstacle(width=0.4, height=0.3, loose=True)
+    obstacle = scene.Obstacle(width=0.4, height=0.4, loose=True)
 
 
 class AllegroKukaTwoArmsReorientationHole(AllegroKukaTwoArmsReorientation):
