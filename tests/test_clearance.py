@@ -29,7 +29,8 @@ def depth(model, data):
 
 def robot_geoms(model):
     """Those that a joint moves; the base stands out of reach."""
-    return [i for i in range(model.ngeom) if model.geom_contype[i] and 1 < model.geom_bodyid[i] < model.body("object").id]
+    bodies = range(2, model.body("object").id)
+    return [i for i in range(model.ngeom) if model.geom_contype[i] and model.geom_bodyid[i] in bodies]
 
 
 @pytest.mark.parametrize("scale", [(1, 1, 1), (4, 0.75, 1), (0.5, 1.5, 2)])
@@ -45,7 +46,8 @@ def test_distances_are_mujocos(scale):
         palm = data.body(scene.PALM_BODY).xpos + data.body(scene.PALM_BODY).xmat.reshape(3, 3) @ scene.PALM_OFFSET
         position = palm + rng.uniform(-0.2, 0.2, 3)
         place(model, data, joints, position, quaternion / np.linalg.norm(quaternion))
-        far = {i: mujoco.mj_geomDistance(model, data, model.geom("object").id, i, 10.0, None) for i in robot_geoms(model)}
+        box = model.geom("object").id
+        far = {i: mujoco.mj_geomDistance(model, data, box, i, 10.0, None) for i in robot_geoms(model)}
         box = [torch.tensor(x)[None].float() for x in (position, data.qpos[26:], 0.025 * np.array(scale))]
         ours = clearance.distance(clearance.shapes(torch.tensor(joints)[None].float()), *box).item()
         nearest = min(far, key=far.get)

@@ -17,7 +17,8 @@ from test_grasp import GRASP, LIFT, RESTING_HEIGHT, follow
 REGRASPING, REORIENTATION = "AllegroKukaTwoArmsRegrasping", "AllegroKukaTwoArmsReorientation"
 PARTITION, HOLE, BARRIER = (REORIENTATION + name for name in ("Partition", "Hole", "Barrier"))
 START = np.tile(np.clip(scene.TWO_ARMS.pose, scene.JOINT_LOWER, scene.JOINT_UPPER), 2)
-REACH = [-1.618, 1.189, -0.462, 0.245, -0.021, 0.244, 2.558]  # rad: an arm whose middle fingertip is at x = 0, 0.34 m over the table
+# The left arm (rad) with its middle fingertip at x = 0, 0.34 m over the table.
+REACH = [-1.618, 1.189, -0.462, 0.245, -0.021, 0.244, 2.558]
 ARMS = (0, 1)
 
 

@@ -1,4 +1,4 @@
-"""The scenes of the AllegroKuka tasks: one or two KUKAs with Allegro hands, a table, one free box, what shows the goal."""
+"""The scenes of the AllegroKuka tasks: one or two KUKAs with Allegro hands, a table, a free box, and the goal."""
 
 import itertools
 from typing import NamedTuple, Optional, Tuple

@@ -2,7 +2,8 @@
 
 One file: what the tasks of the family share (`AllegroKukaBase`), then what each adds (`AllegroKukaRegrasping`,
 `AllegroKukaThrow`, `AllegroKukaReorientation`). Those with two arms are in allegro_kuka_two_arms.py.
-Shape letters: N num_envs, M robots, J joints (23 per robot), B bodies, F fingertips (4 per robot), K keypoints. Metres, seconds, radians; world z points up.
+Shape letters: N num_envs, M robots, J joints (23 per robot), B bodies, F fingertips (4 per robot), K keypoints.
+Metres, seconds, radians; world z points up.
 Quaternions are w, x, y, z everywhere but in the observation, where they are x, y, z, w.
 """
 
@@ -53,7 +54,7 @@ def half_height(quaternion, edges):
 
 
 def rows_of(mask):
-    """Indices of the rows of mask (N,) bool; on a GPU of all rows, since the host would have to wait for their number."""
+    """Indices of the rows of mask (N,) bool; on a GPU all rows, since the host would have to wait for their number."""
     if mask.device.type == "cpu":
         return torch.from_numpy(np.flatnonzero(mask.numpy()))
     return torch.arange(len(mask), device=mask.device)
@@ -384,7 +385,8 @@ class AllegroKukaBase(VectorEnv):
     def place_object(self, mask, qpos, qvel):
         """Put the object above the table at random, at rest and clear of the robot, all else as qpos and qvel say."""
         joints, after = self.num_joints, self.num_joints + 7
-        start, at_rest = self.draw_clear_start(mask, qpos[:, :joints]), torch.zeros(self.num_envs, 6, device=self.device)
+        start = self.draw_clear_start(mask, qpos[:, :joints])
+        at_rest = torch.zeros(self.num_envs, 6, device=self.device)
         qpos = torch.cat([qpos[:, :joints], start, qpos[:, after:]], 1)
         qvel = torch.cat([qvel[:, :joints], at_rest, qvel[:, after - 1 :]], 1)
         self.engine.set_state(mask, qpos, qvel)
@@ -414,7 +416,7 @@ class AllegroKukaBase(VectorEnv):
         return start
 
     def draw_start(self, anywhere=False):
-        """A place for the object above the table, in the usual range or `anywhere`: position, random rotation (N, 7)."""
+        """A place for the object above the table, in the usual range or `anywhere`: position and rotation (N, 7)."""
         start_range = self.table_range if anywhere else self.start_range
         position = self.object_start + start_range * self.uniform(-1.0, 1.0, 3)
         if self.start_side:

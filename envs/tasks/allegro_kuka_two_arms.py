@@ -7,7 +7,7 @@ version (2503.19037v1) in a sentence each and nowhere published as geometry: the
 from envs.robots import allegro_kuka_scene as scene
 from envs.tasks.allegro_kuka import REWARD_TERMS, AllegroKukaBase, AllegroKukaRegrasping, AllegroKukaReorientation
 
-BUFFERS = 32, 256  # contacts and rows of constraints per world on a GPU; random hands made 9.6 (mean) and 104 (most)
+BUFFERS = 32, 256  # contacts and rows of constraints per world on a GPU; random hands made 7.6 (mean) and 46 (most)
 
 
 class AllegroKukaTwoArms(AllegroKukaBase):

@@ -75,7 +75,8 @@ class Clearance:
             rotation = rotations[-1][:, parents]
             positions.append(positions[-1][:, parents] + (rotation @ self.offsets[here, :, None])[..., 0])
             rotations.append(rotation @ local[:, here])
-        position, rotation = torch.cat(positions[1:], 1)[:, self.geom_body], torch.cat(rotations[1:], 1)[:, self.geom_body]
+        position = torch.cat(positions[1:], 1)[:, self.geom_body]
+        rotation = torch.cat(rotations[1:], 1)[:, self.geom_body]
         return position + (rotation @ self.geom_pos[:, :, None])[..., 0], rotation @ self.geom_frame
 
     def distance(self, shapes, box_pos, box_quat, box_half):
