@@ -1,6 +1,7 @@
-"""The one-arm scene of the AllegroKuka tasks: KUKA with Allegro hand, a table, a free box and a marker for the goal."""
+"""The scenes of the AllegroKuka tasks: one or two KUKAs with Allegro hands, a table, a free box, and the goal."""
 
 import itertools
+from typing import NamedTuple, Optional, Tuple
 
 import mujoco
 import numpy as np
@@ -22,14 +23,48 @@ SUBSTEPS = 2  # four do not make grasps firmer
 TIMESTEP = CONTROL_PERIOD / SUBSTEPS
 
 CONTACT_IMPEDANCE = (0.99, 0.99, 0.001, 0.5, 2.0)  # MuJoCo's solimp; halves the penetration of objects
-# MuJoCo's solref: time constant (s), damping ratio. In 6 % of the resets the object overlaps the hand. Of overlaps
-# deeper than 4 cm, one in ten ejects the object at 4 to 80 m/s with a damping ratio of 1, and one in a hundred at 4 m/s
-# with 1.5. Grasps do not slip more; a hard squeeze penetrates 1.5 times as deep.
+# MuJoCo's solref: time constant (s), damping ratio. For objects caught deep inside the hand: of overlaps deeper than
+# 4 cm, one in ten ejects the object at 4 to 80 m/s with a damping ratio of 1, and one in a hundred at 4 m/s with 1.5.
+# Grasps do not slip more; a hard squeeze penetrates 1.5 times as deep.
 CONTACT_RESPONSE = (0.02, 1.5)
 
 TABLE_POS = (0.0, 0.0, 0.38)
-TABLE_SIZE = (0.475, 0.4, 0.3)  # full edges, m; top at z = 0.53
-ROBOT_POS = (0.0, 0.8, 0.0)
+TABLE_TOP = 0.53  # m
+
+
+class Layout(NamedTuple):
+    """Where robots stand and what they begin with; lengths in m, angles in rad."""
+
+    prefixes: Tuple[str, ...]  # of the names of each robot's bodies and joints
+    positions: Tuple[Tuple[float, float, float], ...]  # of their bases
+    yaws: Tuple[float, ...]
+    pose: np.ndarray  # (23,) each robot's default
+    table_size: Tuple[float, float, float]  # full edges
+    camera: dict
+
+
+ONE_ARM = Layout(
+    ("",), ((0.0, 0.8, 0.0),), (0.0,), DEFAULT_POSE, (0.475, 0.4, 0.3),
+    dict(pos=(0.95, -0.85, 1.15), xyaxes=(0.76, 0.65, 0, -0.235, 0.275, 0.93)),
+)  # fmt: skip
+TWO_ARMS = Layout(
+    ("arm0_", "arm1_"), ((-1.1, 0.0, 0.0), (1.1, 0.0, 0.0)), (np.pi / 2, -np.pi / 2),
+    np.concatenate([DEFAULT_POSE[:3], [1.6], DEFAULT_POSE[4:]]), (1.1, 0.4, 0.3),
+    dict(pos=(0.8, -2.2, 1.85), xyaxes=(0.942, 0.336, 0, -0.146, 0.411, 0.9)),
+)  # fmt: skip
+
+
+class Obstacle(NamedTuple):
+    """An upright board across the middle of the table, in the plane x = 0; lengths in m, heights over the table."""
+
+    width: float  # along y
+    height: float
+    opening: Optional[Tuple[float, float, float]] = None  # width, lower and upper edge
+    loose: bool = False  # stands freely, in place of being fixed
+    thickness: float = 0.02
+
+
+OBSTACLE_BODY, OBSTACLE_DENSITY = "obstacle", 400.0  # kg / m^3, a light wood
 OBJECT_BODY, GOAL_BODY = "object", "goal"
 OBJECT_BASE_SIZE = 0.05  # m, edge of the box of scale 1
 OBJECT_DENSITY = 400.0  # kg / m^3
@@ -71,12 +106,14 @@ def object_scales(families=("small", "big", "sticks")):
     return scales
 
 
-def build_scene(object_scale=(1.0, 1.0, 1.0), goal="ball"):
+def build_scene(object_scale=(1.0, 1.0, 1.0), goal="ball", layout=ONE_ARM, obstacle=None):
     """The scene with a box of the given scale (3,) as a mujoco.MjSpec.
 
     goal: what the mocap body GOAL_BODY looks like: a "ball" or a "copy" of the object, drawn only, or a "bucket".
-    nu = 23; qpos (30) is the robot's 23 joints, then the object's position (3) and quaternion (4, wxyz); qvel (29)
-    is 23, then linear (world axes) and angular (body axes) velocity of the object.
+    obstacle: an Obstacle, or None.
+    nu = 23 per robot; qpos is the robots' joints, then the object's position (3) and quaternion (4, wxyz); qvel is the
+    joints', then linear (world axes) and angular (body axes) velocity of the object. A loose obstacle follows the
+    object with as many of each.
     """
     spec = mujoco.MjSpec()
     spec.option.timestep = TIMESTEP
@@ -93,10 +130,11 @@ def build_scene(object_scale=(1.0, 1.0, 1.0), goal="ball"):
     world = spec.worldbody
     world.add_geom(name="ground", type=mujoco.mjtGeom.mjGEOM_PLANE, size=(3, 3, 0.1), rgba=(0.55, 0.6, 0.65, 1))
     world.add_geom(
-        name="table", type=mujoco.mjtGeom.mjGEOM_BOX, pos=TABLE_POS, size=np.array(TABLE_SIZE) / 2,
+        name="table", type=mujoco.mjtGeom.mjGEOM_BOX, pos=TABLE_POS, size=np.array(layout.table_size) / 2,
         rgba=(0.7, 0.6, 0.5, 1),
     )  # fmt: skip
-    add_allegro_kuka(spec, ROBOT_POS)
+    for pos, yaw, prefix in zip(layout.positions, layout.yaws, layout.prefixes):
+        add_allegro_kuka(spec, pos, yaw, prefix)
 
     body = world.add_body(name=OBJECT_BODY, pos=OBJECT_START)
     body.add_freejoint(name="object")  # undamped: a free joint's damping would brake the fall as well
@@ -104,13 +142,36 @@ def build_scene(object_scale=(1.0, 1.0, 1.0), goal="ball"):
     body.add_geom(
         name="object", type=mujoco.mjtGeom.mjGEOM_BOX, size=half_edges, density=OBJECT_DENSITY, rgba=(0.2, 0.5, 0.9, 1)
     )
+    if obstacle:
+        _add_obstacle(world, obstacle)
     _add_goal(world.add_body(name=GOAL_BODY, mocap=True), goal, half_edges)
     world.add_light(pos=(1, -1, 3), dir=(-0.3, 0.3, -1), castshadow=True)
     if goal == "bucket":  # it may stand far off on either side
         world.add_camera(name="overview", pos=(0, -3.1, 2.2), xyaxes=(1, 0, 0, 0, 0.5, 0.87))
     else:
-        world.add_camera(name="overview", pos=(0.95, -0.85, 1.15), xyaxes=(0.76, 0.65, 0, -0.235, 0.275, 0.93))
+        world.add_camera(name="overview", **layout.camera)
     return spec
+
+
+def _add_obstacle(world, obstacle):
+    """The board, from one box or, around an opening, four."""
+    width, height = obstacle.width, obstacle.height
+    panels = [(-width / 2, width / 2, 0.0, height)]  # from y to y, from z to z
+    if obstacle.opening:
+        opening, low, high = obstacle.opening
+        panels = [
+            (-width / 2, width / 2, 0.0, low), (-width / 2, width / 2, high, height),
+            (-width / 2, -opening / 2, low, high), (opening / 2, width / 2, low, high),
+        ]  # fmt: skip
+    body = world.add_body(name=OBSTACLE_BODY, pos=(0.0, 0.0, TABLE_TOP))
+    if obstacle.loose:
+        body.add_freejoint(name=OBSTACLE_BODY)
+    for left, right, bottom, top in panels:
+        body.add_geom(
+            type=mujoco.mjtGeom.mjGEOM_BOX, pos=(0.0, (left + right) / 2, (bottom + top) / 2),
+            size=(obstacle.thickness / 2, (right - left) / 2, (top - bottom) / 2), density=OBSTACLE_DENSITY,
+            rgba=(0.55, 0.6, 0.75, 0.6),
+        )  # fmt: skip
 
 
 def _add_goal(body, goal, half_edges):

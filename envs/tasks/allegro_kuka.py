@@ -1,7 +1,9 @@
 """AllegroKuka: a KUKA arm with an Allegro hand lifts an object from a table and brings it to one goal after another.
 
-Shape letters: N num_envs, B bodies, F fingertips (4), K keypoints. Metres, seconds, radians; world z points up.
-Quaternions are w, x, y, z, except in the observation: x, y, z, w.
+One file: what the tasks of the family share (`AllegroKukaBase`), then what each adds (`AllegroKukaRegrasping`,
+`AllegroKukaThrow`, `AllegroKukaReorientation`). Those with two arms are in allegro_kuka_two_arms.py.
+Shape letters: N num_envs, M robots, J joints (23 per robot), B bodies, F fingertips (4 per robot), K keypoints. Metres,
+seconds, radians; world z points up. Quaternions are w, x, y, z, except in the observation: x, y, z, w.
 """
 
 import numpy as np
@@ -11,17 +13,18 @@ from envs.base import VectorEnv
 from envs.engines import make_engine
 from envs.models import allegro_kuka_scene as scene
 from envs.rotations import rotate
+from envs.tasks.clearance import Clearance
 
-NUM_ARM, NUM_JOINTS = 7, 23
-# MuJoCo Warp's buffers, per world: contacts (random hands made 5.4 on average), rows of constraints (at most 60)
-MAX_CONTACTS, MAX_CONSTRAINTS = 24, 192
-PALM, FINGERTIPS, OBJECT = 0, slice(1, 5), 5  # indices into the engine's bodies
+NUM_ARM, JOINTS_PER_ROBOT, FINGERS = 7, 23, 4
+OBJECT = -1  # its index in the engine's bodies; the palms come first, then the fingertips, robot by robot
 ARM_SPEED = 10.0  # 1/s: an action of 1 moves an arm target by 10 * 0.01667 rad per step
 RESET_NOISE = 0.1  # weight of a uniform sample in a start pose
 RESET_VELOCITY = 0.5  # rad/s
 
 START_RANGE = (0.1, 0.1, 0.02)  # of the object's centre about scene.OBJECT_START
-TABLE_TOP, START_CLEARANCE = scene.TABLE_POS[2] + scene.TABLE_SIZE[2] / 2.0, 0.005  # m
+TABLE_MARGIN = 0.02  # m, from there to the table's edges at least
+START_CLEARANCE = 0.005  # m, of the object from table and robot
+DRAWS_AT_START, DRAWS_ON_TABLE = 8, 16  # at most, of a start that is clear of the robot
 FALL_HEIGHT = 0.1  # m: below it the object is lost
 GOAL_LOW, GOAL_HIGH = (-0.4, 0.0, 0.68), (0.4, 0.35, 1.05)
 KEYPOINT_SCALE = 1.5
@@ -34,7 +37,8 @@ MAX_SUCCESSES = 50
 TOLERANCE_START, TOLERANCE_FACTOR = 0.075, 0.9  # m, -
 TOLERANCE_INTERVAL, TOLERANCE_SUCCESSES = 3000, 3.0  # control steps of the vectorised environment, mean successes
 
-REWARD_TERMS = ("lift", "lift_bonus", "fingertip", "keypoint", "goal", "arm_speed", "hand_speed")
+REWARD_TERMS = ("lift", "lift_bonus", "fingertip", "keypoint", "goal")
+SPEED_TERMS = ("arm_speed", "hand_speed")
 PUSH_FORCE = 2.0 * 0.15  # N, standard deviation per axis: 2 m/s^2 times the mass of the first object, for all objects
 PUSH_PROBABILITY = (0.001, 0.1)  # per step, drawn log-uniformly for an episode
 PUSH_DECAY = 0.99 ** (scene.CONTROL_PERIOD / 0.08)  # per step
@@ -47,8 +51,15 @@ def half_height(quaternion, edges):
     return (up.abs() * edges).sum(1) / 2.0
 
 
-def drive_targets(target, action, lower, upper):
-    """Next joint targets (rad). target, action (N, 23), limits (23,) -> (N, 23).
+def rows_of(mask):
+    """Indices of the rows of mask (N,) bool; on a GPU all rows, since the host would have to wait for their number."""
+    if mask.device.type == "cpu":
+        return torch.from_numpy(np.flatnonzero(mask.numpy()))
+    return torch.arange(len(mask), device=mask.device)
+
+
+def relative_targets(target, action, lower, upper):
+    """Next joint targets (rad) of one robot. target, action (N, 23), limits (23,) -> (N, 23).
 
     The arm's action is relative to its last target, not to the measured angle; the hand's is absolute.
     """
@@ -67,15 +78,16 @@ def next_push(force, probability, uniform, noise):
 
 def reward_terms(
     height, fingertip_distance, keypoint_distance, joint_velocity,
-    lifted, closest_fingertip, closest_keypoint, tolerance, success_steps,
+    lifted, closest_fingertip, closest_keypoint, tolerance, success_steps, fingertips_once_lifted=False,
 ):  # fmt: skip
     """The reward of one control step, term by term, and the updated records.
 
     height            z of the object's centre (N,) m
     *_distance        fingertips to the object's centre (N, F); farthest keypoint to its goal (N,), m
-    joint_velocity    (N, 23) rad/s
+    joint_velocity    (N, 23) rad/s, or None where speed costs nothing
     lifted, closest_* the records before the step: (N,) bool, (N, F) m, (N,) m
     tolerance         0-d, m
+    fingertips_once_lifted   whether fingertips that come closer still pay then
     Returns terms: name -> (N,); near (N,) bool; and lifted, closest_fingertip, closest_keypoint after the step.
     """
     lift = height + LIFT_OFFSET
@@ -84,16 +96,17 @@ def reward_terms(
     # only a new record is rewarded, so that moving back and forth earns nothing
     fingertip_progress = (closest_fingertip - fingertip_distance).clamp(0.0, 10.0).sum(1)
     keypoint_progress = (closest_keypoint - keypoint_distance).clamp(0.0, 100.0)
-    speed = joint_velocity.abs()
     terms = {
         "lift": 20.0 * lift.clamp(0.0, 0.5) * ~now_lifted,
         "lift_bonus": 300.0 * (now_lifted & ~lifted),
-        "fingertip": 50.0 * fingertip_progress * ~now_lifted,
+        "fingertip": 50.0 * fingertip_progress * (~now_lifted | fingertips_once_lifted),
         "keypoint": 200.0 * keypoint_progress * now_lifted,
         "goal": 1000.0 / success_steps * near,
-        "arm_speed": -0.003 * speed[:, :NUM_ARM].sum(1),
-        "hand_speed": -0.0003 * speed[:, NUM_ARM:].sum(1),
     }
+    if joint_velocity is not None:
+        speed = joint_velocity.abs()
+        terms["arm_speed"] = -0.003 * speed[:, :NUM_ARM].sum(1)
+        terms["hand_speed"] = -0.0003 * speed[:, NUM_ARM:].sum(1)
     # records are updated even while their term is masked: that progress is not rewarded later
     closest_fingertip = torch.minimum(closest_fingertip, fingertip_distance)
     closest_keypoint = torch.minimum(closest_keypoint, keypoint_distance)
@@ -101,7 +114,7 @@ def reward_terms(
 
 
 class AllegroKukaBase(VectorEnv):
-    """Base of the AllegroKuka tasks. Observation (93 + 6K), see `observe`; action (23): 7 arm, 16 hand joints.
+    """Base of the AllegroKuka tasks. Observation: see `observe`; action (J): 7 arm, 16 hand joints per robot.
 
     A task sets the constants below and overrides the methods below the line where it differs. A goal is reached after
     `success_steps` steps near it; then the next one begins in the same episode and its clock restarts. The episode
@@ -110,51 +123,78 @@ class AllegroKukaBase(VectorEnv):
     Objective: successes in the episode.
     """
 
-    num_actions = NUM_JOINTS
     curriculum = ("tolerance",)
+    layout = scene.ONE_ARM
+    obstacle = None  # a scene.Obstacle
+    # MuJoCo Warp's buffers, per world: random hands made 5.4 contacts on average and at most 60 rows of constraints
+    max_contacts, max_constraints = 24, 192
     success_steps: int
     keypoint_pattern: tuple  # K corners (+-1, +-1, +-1) of the object's keypoint box; (0, 0, 0) is its centre
     object_families = ("small", "big", "sticks")  # see scene.object_scales
     goal_shape = "ball"  # see scene.build_scene
-    goal_box = (GOAL_LOW, GOAL_HIGH)  # two opposite corners of the box in which goals lie, m
+    goal_box = (GOAL_LOW, GOAL_HIGH)  # corners of where goals lie, m
+    start_side = goal_side = 0.0  # m: starts and goals are shifted so far along x, to one side or the other
+    observes_records = True  # whether the fingertips' smallest distances are observed
+    reward_names = REWARD_TERMS + SPEED_TERMS
+    fingertips_once_lifted = False  # see `reward_terms`
     tolerance_target = 0.01  # m, the end of the curriculum
 
     def __init__(self, num_envs, device, seed, engine="mujoco"):
         super().__init__(num_envs, device, seed)
-        self.num_obs = 93 + 6 * len(self.keypoint_pattern)
+        self.num_robots = len(self.layout.prefixes)
+        self.num_joints = self.num_actions = JOINTS_PER_ROBOT * self.num_robots
+        self.num_fingertips = FINGERS * self.num_robots
+        keypoint_coordinates = 3 * len(self.keypoint_pattern)
+        self.num_obs = 18 + 71 * self.num_robots + (self.num_robots + 1) * keypoint_coordinates
+        self.num_obs += self.num_fingertips if self.observes_records else 0
+        self.palms, self.tips = slice(0, self.num_robots), slice(self.num_robots, OBJECT)  # in the engine's body list
+
+        def build_scene(scale):
+            return scene.build_scene(scale, self.goal_shape, self.layout, self.obstacle)
+
         scales = scene.object_scales(self.object_families)
-        models = (scene.build_scene(scale, self.goal_shape) for scale in scales[:num_envs])
-        bodies = [scene.PALM_BODY, *scene.FINGERTIP_BODIES, scene.OBJECT_BODY]
+        models = (build_scene(scale) for scale in scales[:num_envs])
+        bodies = [prefix + scene.PALM_BODY for prefix in self.layout.prefixes]
+        bodies += [prefix + name for prefix in self.layout.prefixes for name in scene.FINGERTIP_BODIES]
+        bodies.append(scene.OBJECT_BODY)
         self.engine = make_engine(
             engine, models, num_envs, scene.SUBSTEPS, bodies, self.device,
-            max_contacts=MAX_CONTACTS, max_constraints=MAX_CONSTRAINTS,
+            max_contacts=self.max_contacts, max_constraints=self.max_constraints,
         )  # fmt: skip
+        self.clearance = Clearance(build_scene(scales[0]).compile(), self.num_joints, self.device)
 
-        self.joint_default = self.tensor(scene.DEFAULT_POSE)
-        self.joint_lower, self.joint_upper = self.tensor(scene.JOINT_LOWER), self.tensor(scene.JOINT_UPPER)
-        self.palm_offset, self.fingertip_offsets = self.tensor(scene.PALM_OFFSET), self.tensor(scene.FINGERTIP_OFFSETS)
+        def per_robot(values):
+            return self.tensor(np.concatenate([values] * self.num_robots))
+
+        self.joint_default = per_robot(self.layout.pose)
+        self.joint_lower, self.joint_upper = per_robot(scene.JOINT_LOWER), per_robot(scene.JOINT_UPPER)
+        self.palm_offset, self.fingertip_offsets = self.tensor(scene.PALM_OFFSET), per_robot(scene.FINGERTIP_OFFSETS)
         self.object_start, self.start_range = self.tensor(scene.OBJECT_START), self.tensor(START_RANGE)
+        width, depth = (size / 2.0 - TABLE_MARGIN for size in self.layout.table_size[:2])
+        self.table_range = self.tensor((width - self.start_side, depth, START_RANGE[2]))
         self.goal_low, self.goal_high = map(self.tensor, self.goal_box)
         self.object_scale = self.tensor(scales[np.arange(num_envs) % len(scales)])  # (N, 3), fixed
-        keypoint_box = KEYPOINT_SCALE * scene.OBJECT_BASE_SIZE / 2.0 * self.object_scale
+        self.object_size = scene.OBJECT_BASE_SIZE * self.object_scale  # (N, 3), edges, m
+        keypoint_box = KEYPOINT_SCALE * self.object_size / 2.0
         self.keypoint_offsets = self.tensor(self.keypoint_pattern) * keypoint_box[:, None]  # (N, K, 3), object's frame
 
-        self.target = self.zeros(NUM_JOINTS)  # rad
+        self.target = self.zeros(self.num_joints)  # rad
         self.push_force = self.zeros(3)  # N, object's frame
         self.push_probability = self.zeros()
         self.goal = self.zeros(7)  # position, quaternion
         self.lifted = self.zeros(dtype=torch.bool)
-        self.closest_fingertip = self.zeros(4)  # smallest distance since the object was placed, m
+        self.closest_fingertip = self.zeros(self.num_fingertips)  # smallest distance since the object was placed, m
         self.closest_keypoint = self.zeros()  # smallest distance since the goal was set, m
         self.near_steps = self.zeros(dtype=torch.long)  # since the goal was set, not necessarily in a row
         self.successes = self.zeros()
         self.finished_successes = self.zeros()  # successes of the last finished episode
         self.last_reward = self.zeros()
-        self.term_sums = self.zeros(len(REWARD_TERMS))  # of the reward's terms over the episode
-        self.finished_term_sums = self.zeros(len(REWARD_TERMS))  # of the last finished episode
+        self.term_sums = self.zeros(len(self.reward_names))  # of the reward's terms over the episode
+        self.finished_term_sums = self.zeros(len(self.reward_names))  # of the last finished episode
         self.tolerance = self.tensor(TOLERANCE_START)
         self.tolerance_age = torch.tensor(0, device=self.device)  # control steps since the last change
         self.nan_worlds = torch.tensor(0, device=self.device)  # how often a world broke so far
+        self.blocked_starts = torch.tensor(0, device=self.device)  # starts so far without a place clear of the robot
         self.step_metrics = {}
 
     # ---------------------------------------------------------------- what a task may override
@@ -163,13 +203,19 @@ class AllegroKukaBase(VectorEnv):
         """A goal for every environment: position and quaternion (N, 7)."""
         goal = self.zeros(7)
         goal[:, :3] = self.uniform(self.goal_low, self.goal_high, 3)
+        if self.goal_side:
+            goal[:, 0] += self.either_side(self.goal_side)
         goal[:, 3] = 1.0
         return goal
 
     def begin_next_goal(self, mask):
         """After a success: the next goal in the environments of mask (N,) bool, others untouched."""
-        self.place_object(mask, self.engine.qpos[:, :NUM_JOINTS], self.engine.qvel[:, :NUM_JOINTS])
+        self.place_object(mask, self.engine.qpos, self.engine.qvel)
         self.set_goal(mask)
+
+    def next_target(self, action):
+        """Joint targets (N, J) rad that follow from the present ones and action (N, J)."""
+        return relative_targets(self.target, action, self.joint_lower, self.joint_upper)
 
     def lost(self, near, fingertip_distance):
         """Whether the object is out of reach (N,) bool. near (N,) bool, fingertip_distance (N, F) m."""
@@ -179,14 +225,14 @@ class AllegroKukaBase(VectorEnv):
         """Draw this step's push. Returns forces and torques on the bodies in world axes (N, B, 6), or None."""
         uniform = self.uniform(0.0, 1.0)
         self.push_force = next_push(self.push_force, self.push_probability, uniform, self.normal(3))
-        wrench = self.zeros(OBJECT + 1, 6)
+        wrench = self.zeros(self.engine.body_pos.shape[1], 6)
         wrench[:, OBJECT, :3] = rotate(self.engine.body_quat[:, OBJECT], self.push_force)
         return wrench
 
     # ---------------------------------------------------------------- one control step
 
     def advance(self, action):
-        self.target = drive_targets(self.target, action, self.joint_lower, self.joint_upper)
+        self.target = self.next_target(action)
         self.engine.step(self.target, self.push())
         self.update_tolerance()
         fingertip_distance, keypoint_distance = self.fingertip_distance(), self.keypoint_distance()
@@ -194,16 +240,17 @@ class AllegroKukaBase(VectorEnv):
             self.engine.body_pos[:, OBJECT, 2],
             fingertip_distance,
             keypoint_distance,
-            self.engine.qvel[:, :NUM_JOINTS],
+            self.engine.qvel[:, : self.num_joints] if SPEED_TERMS[0] in self.reward_names else None,
             self.lifted,
             self.closest_fingertip,
             self.closest_keypoint,
             self.tolerance,
             self.success_steps,
+            self.fingertips_once_lifted,
         )
         broken = self.engine.broken  # the engine reset these worlds: the episode ends without a reward
         self.nan_worlds = self.nan_worlds + broken.sum()
-        terms = torch.stack([terms[name] for name in REWARD_TERMS], 1).masked_fill(broken[:, None], 0.0)
+        terms = torch.stack([terms[name] for name in self.reward_names], 1).masked_fill(broken[:, None], 0.0)
         self.term_sums = self.term_sums + terms
         reward = terms.sum(1)
         self.last_reward = 0.01 * reward
@@ -222,6 +269,10 @@ class AllegroKukaBase(VectorEnv):
         self.begin_next_goal(success & ~done)
         return reward, terminated, truncated
 
+    def either_side(self, distance):
+        """Plus or minus `distance` with equal chances (N,)."""
+        return torch.where(self.uniform(0.0, 1.0) < 0.5, distance, -distance)
+
     def random_rotation(self):
         """Quaternions (N, 4), uniform over all rotations."""
         return torch.nn.functional.normalize(self.normal(4))
@@ -239,8 +290,8 @@ class AllegroKukaBase(VectorEnv):
 
     def fingertips(self):
         """Fingertip points (N, F, 3) m."""
-        offset = rotate(self.engine.body_quat[:, FINGERTIPS], self.fingertip_offsets)
-        return self.engine.body_pos[:, FINGERTIPS] + offset
+        offset = rotate(self.engine.body_quat[:, self.tips], self.fingertip_offsets)
+        return self.engine.body_pos[:, self.tips] + offset
 
     def keypoints(self):
         """Keypoints of the object and of the goal, each (N, K, 3) m."""
@@ -259,23 +310,27 @@ class AllegroKukaBase(VectorEnv):
         return (of_object - of_goal).norm(dim=2).amax(1)
 
     def observe(self):
-        """The observation (N, 93 + 6K), clamped to +-10; positions in world axes."""
+        """The observation (N, 18 + 71M + 3K (M + 1)), clamped to +-10; positions in world axes.
+
+        With the fingertips' records it has F entries more.
+        """
         engine = self.engine
         middle, span = (self.joint_upper + self.joint_lower) / 2.0, self.joint_upper - self.joint_lower
-        palm = engine.body_pos[:, PALM] + rotate(engine.body_quat[:, PALM], self.palm_offset)
+        palms = engine.body_pos[:, self.palms] + rotate(engine.body_quat[:, self.palms], self.palm_offset)
+        fingertips = self.fingertips().unflatten(1, (self.num_robots, FINGERS))
         of_object, of_goal = self.keypoints()
         obs = [
-            2.0 * (engine.qpos[:, :NUM_JOINTS] - middle) / span,
-            engine.qvel[:, :NUM_JOINTS],
-            palm,
-            *self.body_motion(PALM),
+            2.0 * (engine.qpos[:, : self.num_joints] - middle) / span,
+            engine.qvel[:, : self.num_joints],
+            palms.flatten(1),
+            *[part for robot in range(self.num_robots) for part in self.body_motion(robot)],
             *self.body_motion(OBJECT),
-            (self.fingertips() - palm[:, None]).flatten(1),
-            (of_object - palm[:, None]).flatten(1),
+            (fingertips - palms[:, :, None]).flatten(1),
+            (of_object[:, None] - palms[:, :, None]).flatten(1),
             (of_object - of_goal).flatten(1),
             self.object_scale,
             self.closest_keypoint[:, None],
-            self.closest_fingertip,
+            *([self.closest_fingertip] if self.observes_records else []),
             self.lifted[:, None],
             (self.episode_step[:, None] / 10.0).log1p(),
             self.successes[:, None].log1p(),
@@ -284,7 +339,7 @@ class AllegroKukaBase(VectorEnv):
         return torch.cat(obs, 1).clamp(-10.0, 10.0)
 
     def body_motion(self, body):
-        """Quaternion x, y, z, w (N, 4), linear and angular velocity (N, 3) in world axes."""
+        """Quaternion x, y, z, w (N, 4), linear and angular velocity (N, 3) in world axes. body: a palm or OBJECT."""
         return (
             self.engine.body_quat[:, body].roll(-1, 1),
             self.engine.body_linvel[:, body],
@@ -294,10 +349,10 @@ class AllegroKukaBase(VectorEnv):
     # ---------------------------------------------------------------- resets
 
     def reset_where(self, mask):
-        anywhere = self.uniform(self.joint_lower, self.joint_upper, NUM_JOINTS)
+        anywhere = self.uniform(self.joint_lower, self.joint_upper, self.num_joints)
         pose = (1.0 - RESET_NOISE) * self.joint_default + RESET_NOISE * anywhere
         pose = pose.clamp(self.joint_lower, self.joint_upper)  # the thumb's default lies outside its limits
-        velocity = self.uniform(-RESET_VELOCITY, RESET_VELOCITY, NUM_JOINTS)
+        velocity = self.uniform(-RESET_VELOCITY, RESET_VELOCITY, self.num_joints)
         low, high = PUSH_PROBABILITY
         probability = low * (high / low) ** self.uniform(0.0, 1.0)
         self.target = torch.where(mask[:, None], pose, self.target)
@@ -306,20 +361,61 @@ class AllegroKukaBase(VectorEnv):
         self.successes = self.successes.masked_fill(mask, 0.0)
         self.last_reward = self.last_reward.masked_fill(mask, 0.0)
         self.term_sums = self.term_sums.masked_fill(mask[:, None], 0.0)
-        self.place_object(mask, pose, velocity)
+        of_object = torch.zeros(self.num_envs, 7, device=self.device)  # drawn by place_object
+        qpos, qvel = torch.cat([pose, of_object], 1), torch.cat([velocity, of_object[:, 1:]], 1)
+        self.place_object(mask, *self.place_obstacle(qpos, qvel))
         self.set_goal(mask)
 
-    def place_object(self, mask, joint_pos, joint_vel):
-        """Place the object at random above the table, at rest, and set the joints (N, 23)."""
-        position = self.object_start + self.start_range * self.uniform(-1.0, 1.0, 3)
-        quaternion = self.random_rotation()
-        lowest = TABLE_TOP + START_CLEARANCE + half_height(quaternion, scene.OBJECT_BASE_SIZE * self.object_scale)
-        position[:, 2] = torch.maximum(position[:, 2], lowest)  # keeps long objects from starting inside the table
-        at_rest = self.zeros(6)
-        qpos, qvel = torch.cat([joint_pos, position, quaternion], 1), torch.cat([joint_vel, at_rest], 1)
+    def place_obstacle(self, qpos, qvel):
+        """Append a loose obstacle, upright and at rest, to the coordinates and velocities of a reset."""
+        if self.obstacle is None or not self.obstacle.loose:
+            return qpos, qvel
+        upright = qpos.new_tensor([0.0, 0.0, scene.TABLE_TOP, 1.0, 0.0, 0.0, 0.0]).expand(self.num_envs, 7)
+        return torch.cat([qpos, upright], 1), torch.cat([qvel, torch.zeros_like(upright[:, 1:])], 1)
+
+    def place_object(self, mask, qpos, qvel):
+        """Put the object above the table at random, at rest and clear of the robot, all else as qpos and qvel say."""
+        joints, after = self.num_joints, self.num_joints + 7
+        start = self.draw_clear_start(mask, qpos[:, :joints])
+        at_rest = torch.zeros(self.num_envs, 6, device=self.device)
+        qpos = torch.cat([qpos[:, :joints], start, qpos[:, after:]], 1)
+        qvel = torch.cat([qvel[:, :joints], at_rest, qvel[:, after - 1 :]], 1)
         self.engine.set_state(mask, qpos, qvel)
         self.lifted = self.lifted & ~mask
         self.closest_fingertip = torch.where(mask[:, None], self.fingertip_distance(), self.closest_fingertip)
+
+    def draw_clear_start(self, mask, joint_pos):
+        """Starts (N, 7), of which those of mask (N,) bool are the first draw clear of the robot, else the farthest.
+
+        The original takes the first draw whatever it overlaps with (7 %). Where a hand leaves hardly any room in the
+        usual place (1 %), later draws use the whole table.
+        """
+        rows = rows_of(mask)
+        shapes, half = self.clearance.shapes(joint_pos[rows]), self.object_size[rows] / 2.0
+        start = torch.zeros(self.num_envs, 7, device=self.device)
+        distance = start.new_full((self.num_envs,), -torch.inf)
+        for attempt in range(DRAWS_AT_START + DRAWS_ON_TABLE):
+            blocked = distance < START_CLEARANCE
+            if len(rows_of(mask & blocked)) == 0:
+                break
+            drawn = self.draw_start(anywhere=attempt >= DRAWS_AT_START)[rows]
+            after, before = self.clearance.distance(shapes, drawn[:, :3], drawn[:, 3:], half), distance[rows]
+            better = blocked[rows] & (after > before)
+            start[rows] = torch.where(better[:, None], drawn, start[rows])
+            distance[rows] = torch.where(better, after, before)
+        self.blocked_starts = self.blocked_starts + (mask & (distance <= 0.0)).sum()
+        return start
+
+    def draw_start(self, anywhere=False):
+        """A place for the object above the table, in the usual range or `anywhere`: position and rotation (N, 7)."""
+        start_range = self.table_range if anywhere else self.start_range
+        position = self.object_start + start_range * self.uniform(-1.0, 1.0, 3)
+        if self.start_side:
+            position[:, 0] += self.either_side(self.start_side)
+        quaternion = self.random_rotation()
+        lowest = scene.TABLE_TOP + START_CLEARANCE + half_height(quaternion, self.object_size)
+        position[:, 2] = torch.maximum(position[:, 2], lowest)  # else long objects would start inside the table
+        return torch.cat([position, quaternion], 1)
 
     def set_goal(self, mask):
         """Draw a new goal; progress towards it counts from the current state."""
@@ -347,8 +443,9 @@ class AllegroKukaBase(VectorEnv):
             "fingertip_distance": fingertip_distance.mean(),
             "lifted": self.lifted.float().mean(),
             "nan_worlds": self.nan_worlds.clone(),
+            "blocked_starts": self.blocked_starts.clone(),
         }
-        for name, value in zip(REWARD_TERMS, self.finished_term_sums.mean(0)):
+        for name, value in zip(self.reward_names, self.finished_term_sums.mean(0)):
             self.step_metrics["reward_" + name] = value
 
     def metrics(self):

@@ -10,6 +10,7 @@ from envs.models import cartpole as robot
 
 MAX_POSITION = 3.0  # m, of the cart
 MAX_ANGLE = 0.5 * math.pi  # rad, of the pole
+MAX_POLE_SPEED = 8.0  # rad/s, the original's limit; MuJoCo has none
 
 
 class Cartpole(VectorEnv):
@@ -31,6 +32,9 @@ class Cartpole(VectorEnv):
 
     def advance(self, action):
         self.engine.step(action)
+        qpos, qvel = self.engine.qpos, self.engine.qvel
+        capped = torch.stack([qvel[:, 0], qvel[:, 1].clamp(-MAX_POLE_SPEED, MAX_POLE_SPEED)], 1)
+        self.engine.set_state((capped != qvel).any(1) & ~self.engine.broken, qpos, capped)
         position, velocity, angle, angular_velocity = self.observe().unbind(1)
         terminated = (position.abs() > MAX_POSITION) | (angle.abs() > MAX_ANGLE)
         reward = 1.0 - angle.square() - 0.01 * velocity.abs() - 0.005 * angular_velocity.abs()

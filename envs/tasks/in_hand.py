@@ -63,6 +63,7 @@ class InHandBase(VectorEnv):
 
     max_episode_steps = 600
     fitness_floor = 1.0  # one success
+    joint_force_sensors = True  # off: the joint torques in the observation are zeros
     add_hand: object  # staticmethod (spec): adds the hand and its drives, in the order of `actuated`
     joint_names: tuple
     joint_lower: tuple  # (J,) rad
@@ -148,6 +149,8 @@ class InHandBase(VectorEnv):
 
         Not included: joint damping, contacts and tendons, for which MuJoCo has no sensor.
         """
+        if not self.joint_force_sensors:
+            return torch.zeros_like(self.engine.qvel[:, : self.num_joints])
         drive, limit = self.engine.sensors[:, : 2 * self.num_joints].split(self.num_joints, 1)
         nearest = ((self.lower + self.upper) / 2.0 - self.engine.qpos[:, : self.num_joints]).sign()
         return drive + limit * nearest  # MuJoCo gives only the magnitude; a limit pushes towards the middle
@@ -218,6 +221,7 @@ class AllegroHand(InHandBase):
     forces.
     """
 
+    joint_force_sensors = False  # the original reads them without having switched them on
     add_hand = staticmethod(allegro_hand.add_allegro_hand)
     joint_names = allegro_hand.JOINT_NAMES
     joint_lower, joint_upper = allegro_hand.JOINT_LOWER, allegro_hand.JOINT_UPPER

@@ -108,6 +108,17 @@ def test_force_is_400_newton_along_the_action():
     assert spin.sign().tolist() == [1.0, -1.0, 1.0]  # the pole is left behind: positive angle leans to -y
 
 
+def test_the_pole_turns_at_most_at_8_radians_per_second():
+    env = make(4)
+    qvel = torch.tensor([[0.5, 20.0], [0.5, -20.0], [0.5, 7.0], [12.0, 0.0]])
+    env.engine.set_state(torch.ones(4, dtype=torch.bool), torch.zeros(4, 2), qvel)
+    obs, reward, terminated, _, _ = env.step(torch.zeros(4, 1))
+    assert obs[:2, 3].tolist() == [8.0, -8.0] and 6.5 < obs[2, 3] < 7.5 and obs[3, 1] > 10.0
+    assert not terminated.any() and (env.engine.qvel[:, 1].abs() <= 8.0).all()
+    expected = 1.0 - obs[:, 2].square() - 0.01 * obs[:, 1].abs() - 0.005 * obs[:, 3].abs()
+    torch.testing.assert_close(reward, expected)
+
+
 def test_energy_is_conserved_without_a_force():
     env = make(16)
     put(env, velocity=0.3, angle=torch.linspace(-1.0, 1.0, 16), angular_velocity=0.5)

@@ -19,10 +19,15 @@ every_env = pytest.mark.parametrize("env_id", ENV_IDS)
 
 # Does an observation (..., D) show the beginning of an episode? A new task must say here how one tells.
 BEGINNINGS = {
-    "AllegroHand": lambda obs: (obs[..., 32:48] == 0.0).all(-1) & (obs[..., 72:] == 0.0).all(-1),  # forces, last action
+    "AllegroHand": lambda obs: (obs[..., 72:] == 0.0).all(-1),  # no action yet
     "AllegroKukaRegrasping": lambda obs: (obs[..., 95:] == 0.0).all(-1),  # lifted, clock, successes, last reward
     "AllegroKukaReorientation": lambda obs: (obs[..., 113:] == 0.0).all(-1),  # the same entries
     "AllegroKukaThrow": lambda obs: (obs[..., 95:] == 0.0).all(-1),
+    "AllegroKukaTwoArmsRegrasping": lambda obs: (obs[..., 165:] == 0.0).all(-1),
+    "AllegroKukaTwoArmsReorientation": lambda obs: (obs[..., 192:] == 0.0).all(-1),
+    "AllegroKukaTwoArmsReorientationBarrier": lambda obs: (obs[..., 192:] == 0.0).all(-1),
+    "AllegroKukaTwoArmsReorientationHole": lambda obs: (obs[..., 192:] == 0.0).all(-1),
+    "AllegroKukaTwoArmsReorientationPartition": lambda obs: (obs[..., 192:] == 0.0).all(-1),
     "Ant": lambda obs: (obs[..., 28:] == 0.0).all(-1),  # no sensors, no action yet
     "Anymal": lambda obs: (obs[..., 36:] == 0.0).all(-1) & (obs[..., :6] == 0.0).all(-1),  # no action yet, base at rest
     "Cartpole": lambda obs: (obs.abs() <= torch.tensor([0.1, 0.25, 0.1, 0.25])).all(-1),

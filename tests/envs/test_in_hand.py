@@ -451,11 +451,21 @@ def test_observation_is_clamped():
     env = envs.make("AllegroHand", 1)
     env.reset()
     env.engine.qvel[0, 0] = 100.0
-    env.engine.sensors[0, 1] = -3.0
-    assert env.observe()[0, 16] == 5.0 and env.observe()[0, 33] == -5.0
+    env.last_action[0, 1] = -7.0
+    assert env.observe()[0, 16] == 5.0 and env.observe()[0, 73] == -5.0
 
 
-def test_joint_force_is_the_drive_and_the_limit(make_still):
+def test_joint_forces_are_zeros_unless_switched_on(make_still, monkeypatch):
+    """The hand of the original reads sensors that it never enables; ShadowHand's are on."""
+    env = make_still(2)
+    env.engine.sensors[:, :16], env.engine.sensors[:, 16:] = 0.2, 0.0
+    assert torch.equal(env.observe()[:, 32:48], torch.zeros(2, 16))
+    monkeypatch.setattr(task.AllegroHand, "joint_force_sensors", True)
+    assert (env.observe()[:, 32:48] != 0.0).all() and task.ShadowHand.joint_force_sensors
+
+
+def test_joint_force_is_the_drive_and_the_limit(make_still, monkeypatch):
+    monkeypatch.setattr(task.AllegroHand, "joint_force_sensors", True)
     env = make_still(1)
     env.engine.qpos[0, :3] = torch.stack([LOWER[0], UPPER[1], LOWER[2]])
     env.engine.sensors[0, :3] = torch.tensor([0.1, -0.2, 0.3])

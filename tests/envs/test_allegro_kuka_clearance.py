@@ -1,0 +1,118 @@
+"""Start positions clear of the robot: distances against MuJoCo's own, and what a reset does with them."""
+
+import mujoco
+import numpy as np
+import pytest
+import torch
+
+import envs
+from envs.models import allegro_kuka_scene as scene
+from envs.tasks import allegro_kuka as task
+from envs.tasks.clearance import Clearance
+from tests.envs.test_allegro_kuka import make_still  # noqa: F401, the fixture
+
+OVERLAP = 1e-3  # m
+
+
+def place(model, data, joints, position, quaternion):
+    data.qpos[:23], data.qpos[23:26], data.qpos[26:] = joints, position, quaternion
+    mujoco.mj_kinematics(model, data)
+
+
+def depth(model, data):
+    """How deep the object is in the robot, by MuJoCo's contacts, m."""
+    mujoco.mj_collision(model, data)
+    own, scenery = model.geom("object").id, [model.geom("table").id, model.geom("ground").id]
+    pairs = [(c.geom1, c.geom2, -c.dist) for c in data.contact]
+    return max([d for a, b, d in pairs if own in (a, b) and a not in scenery and b not in scenery], default=0.0)
+
+
+def robot_geoms(model):
+    """Those that a joint moves; the base stands out of reach."""
+    bodies = range(2, model.body("object").id)
+    return [i for i in range(model.ngeom) if model.geom_contype[i] and model.geom_bodyid[i] in bodies]
+
+
+@pytest.mark.parametrize("scale", [(1, 1, 1), (4, 0.75, 1), (0.5, 1.5, 2)])
+def test_distances_are_mujocos(scale):
+    model = scene.build_scene(scale).compile()
+    data, rng, clearance = mujoco.MjData(model), np.random.default_rng(0), Clearance(model, 23, "cpu")
+    cylinders = model.geom_type == mujoco.mjtGeom.mjGEOM_CYLINDER
+    overlaps = 0
+    for _ in range(60):
+        joints = rng.uniform(scene.JOINT_LOWER, scene.JOINT_UPPER)
+        quaternion = rng.standard_normal(4)
+        place(model, data, joints, np.zeros(3), [1, 0, 0, 0])
+        palm = data.body(scene.PALM_BODY).xpos + data.body(scene.PALM_BODY).xmat.reshape(3, 3) @ scene.PALM_OFFSET
+        position = palm + rng.uniform(-0.2, 0.2, 3)
+        place(model, data, joints, position, quaternion / np.linalg.norm(quaternion))
+        box = model.geom("object").id
+        far = {i: mujoco.mj_geomDistance(model, data, box, i, 10.0, None) for i in robot_geoms(model)}
+        box = [torch.tensor(x)[None].float() for x in (position, data.qpos[26:], 0.025 * np.array(scale))]
+        ours = clearance.distance(clearance.shapes(torch.tensor(joints)[None].float()), *box).item()
+        nearest = min(far, key=far.get)
+        if far[nearest] <= -OVERLAP:
+            assert ours < task.START_CLEARANCE
+            overlaps += 1
+        elif cylinders[nearest]:  # taken for the box around it
+            assert ours < far[nearest] + OVERLAP
+        else:
+            assert ours == pytest.approx(far[nearest], abs=5e-3) or ours < min(far[i] for i in far if cylinders[i])
+    assert overlaps > 5
+
+
+def test_no_object_starts_in_the_hand():
+    """All 947 objects, at resets and, as after a success, with the hand anywhere above the table."""
+    env = envs.make("AllegroKukaRegrasping", 947)
+    everywhere, generator = torch.ones(947, dtype=torch.bool), torch.Generator().manual_seed(0)
+    datas = [mujoco.MjData(model) for model in env.engine.models]
+    blocked = 0
+    for attempt in range(4):
+        if attempt < 2:
+            env.reset()
+        else:
+            noise = torch.rand(947, 23, generator=generator) - 0.5
+            joints = (env.joint_default + noise).clamp(env.joint_lower, env.joint_upper)
+            env.place_object(everywhere, joints, torch.zeros(947, 23))
+        for model, data, qpos in zip(env.engine.models, datas, env.engine.qpos.double().numpy()):
+            place(model, data, qpos[:23], qpos[23:26], qpos[26:])
+            blocked += depth(model, data) > OVERLAP
+    assert blocked == 0 == env.blocked_starts.item()
+
+
+def test_of_several_draws_the_first_clear_one_is_taken(make_still, monkeypatch):  # noqa: F811
+    """The third draw is clear in environment 0, none in 1 and 2, where the fourth is the farthest."""
+    env = make_still(3)
+    draws, distances = [], iter(
+        torch.tensor([[-0.01, -0.03, 0.001], [0.0, -0.02, 0.0], [0.006, -0.01, 0.0], [0.009, -0.001, 0.004]]
+                     + [[0.02, -0.03, 0.002]] * 20)
+    )  # fmt: skip
+    draw = env.draw_start
+    monkeypatch.setattr(env, "draw_start", lambda anywhere: draws.append((anywhere, draw(anywhere))) or draws[-1][1])
+    monkeypatch.setattr(env.clearance, "distance", lambda *args: next(distances))
+    env.place_object(torch.ones(3, dtype=torch.bool), env.target, torch.zeros(3, 23))
+    starts = torch.stack([draws[2][1][0], draws[3][1][1], draws[3][1][2]])
+    assert torch.equal(env.engine.qpos[:, 23:30], starts)
+    assert [anywhere for anywhere, _ in draws] == [False] * 8 + [True] * 16
+    assert env.blocked_starts.item() == 1  # the third environment's object touches nothing
+    table = torch.stack([start for anywhere, start in draws if anywhere])[..., :2].abs().amax((0, 1))
+    assert 0.1 < table[0] < 0.2375 - 0.019 and 0.1 < table[1] < 0.2 - 0.019
+
+
+def test_starts_that_were_clear_are_as_they_were(make_still, monkeypatch):  # noqa: F811
+    """The first draw, the original's, is kept unless it overlaps with the robot or nearly does."""
+    env = make_still(947)
+    draws, draw = [], env.draw_start
+    monkeypatch.setattr(env, "draw_start", lambda anywhere: draws.append(draw(anywhere)) or draws[-1])
+    env.reset_where(torch.ones(947, dtype=torch.bool))
+    kept = (env.engine.qpos[:, 23:30] == draws[0]).all(1).numpy()
+    joints, start, clear = env.engine.qpos[:, :23].double().numpy(), draws[0].double().numpy(), []
+    for i, spec in enumerate(env.engine.models):
+        model = spec.compile()
+        data = mujoco.MjData(model)
+        place(model, data, joints[i], start[i, :3], start[i, 3:])
+        clear.append(depth(model, data) <= 0.0)
+    clear = np.array(clear)
+    assert 0.9 < clear.mean() < 0.96 and not (kept & ~clear).any()
+    assert kept[clear].mean() > 0.98  # the others are within 5 mm, or beside a cylinder, see Clearance
+    assert (env.engine.qpos[:, 23:25].abs() <= 0.1).all(1).float().mean() > 0.97

@@ -1,0 +1,315 @@
+"""AllegroKuka with two arms: what differs from one arm, and with scripted hands and objects what can be done."""
+
+import math
+
+import mujoco
+import numpy as np
+import pytest
+import torch
+
+import envs
+from envs.models import allegro_kuka_scene as scene
+from envs.tasks import allegro_kuka as task
+from envs.tasks import allegro_kuka_two_arms as two_arms
+from tests.envs.test_allegro_kuka import rewards
+from tests.envs.test_allegro_kuka_grasp import GRASP, LIFT, RESTING_HEIGHT, follow
+
+REGRASPING, REORIENTATION = "AllegroKukaTwoArmsRegrasping", "AllegroKukaTwoArmsReorientation"
+PARTITION, HOLE, BARRIER = (REORIENTATION + name for name in ("Partition", "Hole", "Barrier"))
+START = np.tile(np.clip(scene.TWO_ARMS.pose, scene.JOINT_LOWER, scene.JOINT_UPPER), 2)
+# The left arm (rad) with its middle fingertip at x = 0, 0.34 m over the table.
+REACH = [-1.618, 1.189, -0.462, 0.245, -0.021, 0.244, 2.558]
+ARMS = (0, 1)
+
+
+def started(env_id, num_envs, seed=1):
+    env = envs.make(env_id, num_envs, seed=seed)
+    env.reset()
+    return env
+
+
+# -------------------------------------------------------------------- contract, observation
+
+
+@pytest.mark.parametrize("env_id, num_obs, steps, success_steps", [
+    (REGRASPING, 169, 400, 30), (REORIENTATION, 196, 600, 1), (PARTITION, 196, 600, 1), (HOLE, 196, 600, 1),
+    (BARRIER, 196, 600, 1),
+])  # fmt: skip
+def test_contract(env_id, num_obs, steps, success_steps):
+    env = started(env_id, 2)
+    assert (env.num_obs, env.num_actions, env.max_episode_steps) == (num_obs, 46, steps)
+    assert env.success_steps == success_steps and env.observe().shape == (2, num_obs)
+    assert env.object_scale.tolist() == torch.tensor(scene.object_scales()[:2]).float().tolist()
+
+
+@pytest.mark.parametrize("env_id", [REGRASPING, REORIENTATION])
+def test_observation_layout(env_id):
+    """Every slice against MuJoCo's own kinematics of the same state."""
+    env = started(env_id, 2, seed=3)
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(5):
+        reward = env.step(2.0 * torch.rand(2, 46, generator=generator) - 1.0)[1]
+    env.successes[:], env.lifted[1] = 3.0, True
+    obs, pattern = env.observe().double().numpy(), np.array(env.keypoint_pattern)
+    for i in range(2):
+        model = env.engine.models[i]
+        scale, data = scene.object_scales()[i], mujoco.MjData(model)
+        data.qpos[:], data.qvel[:] = env.engine.qpos[i].double().numpy(), env.engine.qvel[i].double().numpy()
+        mujoco.mj_forward(model, data)
+
+        def point(name, offset):
+            return data.body(name).xpos + data.body(name).xmat.reshape(3, 3) @ offset
+
+        def motion(name):
+            velocity, body = np.zeros(6), data.body(name)
+            mujoco.mj_objectVelocity(model, data, mujoco.mjtObj.mjOBJ_XBODY, body.id, velocity, 0)
+            return [*body.xquat[[1, 2, 3, 0]], *velocity[3:], *velocity[:3]]
+
+        matrix = np.zeros(9)
+        mujoco.mju_quat2Mat(matrix, env.goal[i, 3:].double().numpy())
+        corners = 0.0375 * scale * pattern
+        of_object = np.array([point("object", corner) for corner in corners])
+        of_goal = env.goal[i, :3].numpy() + corners @ matrix.reshape(3, 3).T
+        palms = [point(f"arm{arm}_iiwa7_link_7", [0, -0.02, 0.16]) for arm in ARMS]
+        offsets = dict(index=0.05, middle=0.05, ring=0.05, thumb=0.06)
+        tips = [[point(f"arm{arm}_{f}_link_3", [x, 0.005, 0]) for f, x in offsets.items()] for arm in ARMS]
+        lower, upper = model.jnt_range[:46].T
+        expected = [
+            *(2 * (data.qpos[:46] - lower) / (upper - lower) - 1), *data.qvel[:46], *palms[0], *palms[1],
+            *motion("arm0_iiwa7_link_7"), *motion("arm1_iiwa7_link_7"), *motion("object"),
+            *(np.array(tips[0]) - palms[0]).flatten(), *(np.array(tips[1]) - palms[1]).flatten(),
+            *(of_object - palms[0]).flatten(), *(of_object - palms[1]).flatten(), *(of_object - of_goal).flatten(),
+            *scale, env.closest_keypoint[i], float(i == 1), math.log(5 / 10 + 1), math.log(4), 0.01 * reward[i],
+        ]  # fmt: skip
+        assert obs[i] == pytest.approx(np.clip(np.array(expected, float), -10.0, 10.0), abs=2e-4)
+
+
+# -------------------------------------------------------------------- rules
+
+
+def test_robots_face_each_other():
+    model = scene.build_scene(layout=scene.TWO_ARMS).compile()
+    data = mujoco.MjData(model)
+    data.qpos[:46] = np.tile(scene.TWO_ARMS.pose, 2)
+    mujoco.mj_forward(model, data)
+    assert scene.TWO_ARMS.pose.tolist()[:7] == [-1.571, 1.571, 0.0, 1.6, 0.0, 1.485, 2.358]
+    left, right = (data.body(f"arm{arm}_iiwa7_link_7").xpos for arm in ARMS)
+    assert left == pytest.approx([-0.631132, -9.5e-05, 0.749028], abs=1e-5)
+    assert right == pytest.approx(left * (-1, -1, 1), abs=1e-5)
+    assert model.geom("table").size == pytest.approx([0.55, 0.2, 0.15])
+    assert data.geom("table").xpos == pytest.approx([0.0, 0.0, 0.38])
+
+
+def test_all_targets_are_absolute():
+    env = started(REGRASPING, 1)
+    lower, upper = (torch.tensor(np.tile(x, 2)).float() for x in (scene.JOINT_LOWER, scene.JOINT_UPPER))
+    for share in (0.0, 0.25, 1.0):
+        env.step(torch.full((1, 46), 2.0 * share - 1.0))
+        assert torch.allclose(env.target[0], (1.0 - share) * lower + share * upper, atol=1e-6)
+
+
+def test_starts_lie_on_both_sides():
+    env = started(REGRASPING, 1)
+    env.num_envs, env.object_size = 4000, env.object_size.expand(4000, 3)
+    for anywhere, reach, depth in ((False, 0.1, 0.1), (True, 0.18, 0.18)):
+        x, y, z = env.draw_start(anywhere)[:, :3].unbind(1)
+        assert (x > 0).float().mean().item() == pytest.approx(0.5, abs=0.04)
+        for low, values in ((0.35 - reach, x.abs()), (-depth, y)):
+            assert values.min().item() == pytest.approx(low, abs=0.005)
+        assert x.abs().max().item() == pytest.approx(0.35 + reach, abs=0.005)
+        assert z.min() >= 0.61 and y.max().item() == pytest.approx(depth, abs=0.005)
+
+
+@pytest.mark.parametrize("env_id", [REGRASPING, REORIENTATION])
+def test_goals_lie_on_both_sides(env_id):
+    env = started(env_id, 1)
+    env.num_envs = 4000
+    goal = env.draw_goal()
+    x, y, z = goal[:, :3].unbind(1)
+    assert (x > 0).float().mean().item() == pytest.approx(0.5, abs=0.04)
+    for values, low, high in ((x.abs(), 0.55, 0.95), (y, -0.5, 0.5), (z, 0.68, 1.05)):
+        assert values.min().item() == pytest.approx(low, abs=0.005)
+        assert values.max().item() == pytest.approx(high, abs=0.005)
+    assert (goal[:, 3] == 1.0).all() == (env_id == REGRASPING)
+
+
+def test_objects_start_clear_of_both_robots():
+    env = started(REGRASPING, 64)
+    assert env.blocked_starts.item() == 0
+    for i in range(64):
+        model, data = env.engine.models[i], mujoco.MjData(env.engine.models[i])
+        data.qpos[:] = env.engine.qpos[i].double().numpy()
+        mujoco.mj_forward(model, data)
+        own = model.geom("object").id
+        assert not any(own in (c.geom1, c.geom2) and c.dist < -0.001 for c in data.contact)
+
+
+def test_fingertips_of_both_hands_pay_also_once_lifted():
+    closer = dict(fingertip_distance=[0.5] * 7 + [0.4], closest_fingertip=[0.5] * 8)
+    for state in (dict(), dict(lifted=True), dict(height=0.75)):
+        assert rewards(**closer, **state, fingertips_once_lifted=True)["fingertip"] == pytest.approx(5.0)
+    assert rewards(**closer, lifted=True)["fingertip"] == 0.0
+    assert two_arms.AllegroKukaTwoArms.fingertips_once_lifted
+
+
+def test_speed_costs_nothing():
+    env = started(REGRASPING, 2)
+    assert env.reward_names == ("lift", "lift_bonus", "fingertip", "keypoint", "goal")
+    env.engine.qvel[:, :46] = 5.0
+    env.closest_fingertip[:], env.closest_keypoint[:] = 0.0, 0.0
+    env.engine.step = lambda *args: None
+    _, reward, *_, info = env.step(torch.zeros(2, 46))
+    lift = 20.0 * (env.engine.body_pos[:, task.OBJECT, 2] - 0.58).clamp(0.0, 0.5)
+    assert torch.allclose(reward, lift) and "reward_arm_speed" not in info["metrics"]
+
+
+def test_pushes_stay_on():
+    env = started(REGRASPING, 4)
+    env.push_probability.fill_(1.0)
+    wrench = env.push()
+    assert wrench.shape == (4, 11, 6) and (wrench[:, task.OBJECT, :3] != 0.0).all() and (wrench[:, :10] == 0.0).all()
+
+
+def test_nothing_is_lost_for_being_far_from_a_hand():
+    env = started(REORIENTATION, 3)
+    far = torch.full((3, 8), 2.0)
+    env.engine.body_pos[:, task.OBJECT, 2] = torch.tensor([0.5, 0.101, 0.099])
+    assert env.lost(torch.zeros(3, dtype=torch.bool), far).tolist() == [False, False, True]
+    assert started("AllegroKukaReorientation", 3).lost(torch.zeros(3, dtype=torch.bool), far[:, :4]).all()
+
+
+@pytest.mark.parametrize("env_id, stays", [(REGRASPING, False), (REORIENTATION, True)])
+def test_a_success_moves_the_object_in_regrasping_alone(env_id, stays):
+    env = started(env_id, 2)
+    env.tolerance.fill_(1e9)
+    env.near_steps[0] = env.success_steps - 1
+    env.near_steps[1] = -5
+    obs, reward, *_ = env.step(torch.zeros(2, 46))
+    after = env.engine.qpos[:, 46:53].clone()
+    assert env.successes.tolist() == [1.0, 0.0] and env.near_steps[0].item() == 0
+    assert (reward > 1000.0 / env.success_steps - 1e-3).all()
+    env.engine.step(env.target)
+    moved = (env.engine.qpos[:, 46:48] - after[:, :2]).norm(dim=1)
+    assert moved.max() < 0.05  # neither jumps afterwards
+    assert (env.engine.qvel[0, 46:48].abs().max() < 1e-3) or stays
+
+
+# -------------------------------------------------------------------- obstacles
+
+
+def build(env_id, scale=(1.0, 1.0, 1.0)):
+    task_class = envs.find_class(env_id)
+    return scene.build_scene(scale, "copy", scene.TWO_ARMS, task_class.obstacle).compile()
+
+
+def hits(model, y, z):
+    """Whether a ray along x, at the height z over the table, meets the obstacle."""
+    data = mujoco.MjData(model)
+    mujoco.mj_forward(model, data)
+    geom = np.zeros(1, np.int32)
+    far = mujoco.mj_ray(model, data, np.array([-0.2, y, 0.53 + z]), np.array([1.0, 0, 0]), None, 1, -1, geom)
+    return 0 <= far < 0.25 and model.body(model.geom_bodyid[geom[0]]).name == scene.OBSTACLE_BODY
+
+
+@pytest.mark.parametrize("env_id, inside, outside", [
+    (PARTITION, [(0.0, 0.01), (0.19, 0.39), (-0.19, 0.01)], [(0.21, 0.1), (0.0, 0.41)]),
+    (HOLE, [(0.0, 0.03), (0.0, 0.37), (0.17, 0.2)], [(0.14, 0.06), (-0.14, 0.34), (0.41, 0.2), (0.0, 0.51)]),
+    (BARRIER, [(0.0, 0.01), (0.11, 0.49), (-0.11, 0.01)], [(0.13, 0.1), (0.0, 0.51)]),
+])  # fmt: skip
+def test_shape_of_the_obstacles(env_id, inside, outside):
+    model = build(env_id)
+    assert all(hits(model, *point) for point in inside) and not any(hits(model, *point) for point in outside)
+
+
+def test_every_object_fits_through_the_hole():
+    shortest, middle, _ = np.sort(0.05 * scene.object_scales(), axis=1).T
+    width, low, high = envs.find_class(HOLE).obstacle.opening
+    assert np.hypot(shortest, middle).max() < min(width, high - low)  # turned about its long axis in any way
+
+
+def test_the_partition_stands_until_a_hand_pushes_it_over():
+    """The left arm reaches forward; the board falls to the other side, and only a reset puts it up again."""
+    env = started(PARTITION, 2)
+    qpos, qvel = env.engine.qpos.clone(), torch.zeros_like(env.engine.qvel)
+    qpos[:, :46] = torch.tensor(START)
+    qpos[:, 46:49] = torch.tensor([-0.3, 0.15, 0.7])
+    env.engine.set_state(torch.tensor([True, True]), qpos, qvel)
+    ctrl = qpos[:, :46].clone()
+    for step in range(240):
+        share = min(1.0, step / 60)
+        ctrl[0, :7] = qpos[0, :7] + share * (torch.tensor(REACH) - qpos[0, :7])
+        env.engine.step(ctrl)
+    upright = 1.0 - 2.0 * (env.engine.qpos[:, 57:59]).square().sum(1)  # of its axis that pointed upwards
+    assert upright[0].abs() < 0.1 and env.engine.qpos[0, 53] > 0.0
+    assert upright[1] > 0.999 and env.engine.qpos[1, 53:55].abs().max() < 1e-3
+    env.set_goal(torch.tensor([True, True]))  # as a success does
+    assert upright[0].abs() < 0.1
+    env.reset_where(torch.tensor([True, False]))
+    assert torch.allclose(env.engine.qpos[0, 53:60], torch.tensor([0.0, 0.0, 0.53, 1.0, 0.0, 0.0, 0.0]))
+
+
+def fly(env_id, y=0.0, board=None):
+    """Every object flies at 4 m/s from the left hand's side, 0.2 m over the table at x = 0, to a goal on the right.
+
+    board (7,): where a loose one lies. Returns where it succeeded (64,) bool.
+    """
+    env, everywhere = started(env_id, 64, seed=5), torch.ones(64, dtype=torch.bool)
+    speed, first, last = 4.0, -0.3, 0.6
+    rise, seconds = 9.81 * -first / speed, (last - first) / speed  # its summit is at x = 0
+    start = torch.tensor([first, y, 0.73 - 0.5 * rise**2 / 9.81])
+    turns = torch.tensor([[1.0, 0, 0, 0], [0.5**0.5, 0, 0, 0.5**0.5], [0.5**0.5, 0, 0.5**0.5, 0]])
+    turn = turns[env.object_size.argmax(1)]  # the longest edge along the flight
+    qpos, qvel = env.engine.qpos.clone(), torch.zeros_like(env.engine.qvel)
+    away = env.joint_lower.clone()  # the arms stand upright
+    away[[*range(7), *range(23, 30)]] = 0.0
+    qpos[:, :46], qpos[:, 46:49], qpos[:, 49:53] = away, start, turn
+    qvel[:, 46], qvel[:, 48] = speed, rise
+    if board is not None:
+        qpos[:, 53:60] = board
+    env.engine.set_state(everywhere, qpos, qvel)
+    env.goal[:, 0], env.goal[:, 1] = last, y
+    env.goal[:, 2], env.goal[:, 3:] = start[2] + rise * seconds - 0.5 * 9.81 * seconds**2, turn
+    env.push_probability.zero_()
+    action = (2.0 * (away - env.joint_lower) / (env.joint_upper - env.joint_lower) - 1.0).expand(64, 46)
+    succeeded = ~everywhere
+    for _ in range(round(seconds / scene.CONTROL_PERIOD) + 3):
+        env.step(action)
+        succeeded |= env.successes > 0
+    return succeeded
+
+
+def test_a_throw_through_the_hole_succeeds():
+    assert fly(HOLE).all()
+    assert not fly(HOLE, y=0.3).any()
+
+
+def test_a_throw_past_the_side_of_the_barrier_succeeds():
+    assert fly(BARRIER, y=0.3).all()
+    assert not fly(BARRIER).any()
+
+
+def test_a_throw_succeeds_once_the_partition_lies_flat():
+    fallen = torch.tensor([0.01, 0.0, 0.54, 0.5**0.5, 0.0, 0.5**0.5, 0.0])  # towards the right
+    assert fly(PARTITION, board=fallen).all()
+    assert not fly(PARTITION).any()
+
+
+# -------------------------------------------------------------------- scripted hands
+
+
+@pytest.mark.parametrize("arm", ARMS)
+def test_each_hand_lifts_a_cube(arm):
+    """The grasp of one arm, in front of either robot; the other one stays where it is."""
+    model = scene.build_scene(layout=scene.TWO_ARMS).compile()
+    data = mujoco.MjData(model)
+    side = (-1.0, 1.0)[arm]
+    data.qpos[:46] = data.ctrl[:] = START
+    data.qpos[46:] = [side * 0.3, 0.0, RESTING_HEIGHT, 1, 0, 0, 0]
+    other = list(START[:23])
+    script = [(t, list(goal) + other if arm == 0 else other + list(goal)) for t, goal in GRASP + LIFT]
+    follow(model, data, script)
+    assert data.body("object").xpos[2] > RESTING_HEIGHT + 0.2
+    names = {model.body(model.geom_bodyid[g]).name for c in data.contact for g in (c.geom1, c.geom2)}
+    assert names == {"object", *(f"arm{arm}_{f}_link_3" for f in ("index", "middle", "thumb"))}
+    assert max(-c.dist for c in data.contact) < 1e-3
+    assert np.abs(data.qpos[:46] - data.ctrl)[23 * (1 - arm) :][:23].max() < 1e-3  # the other one
