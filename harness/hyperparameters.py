@@ -29,13 +29,14 @@ FRANKA_CUBE = dict(
     learning_rate=5e-4, kl_threshold=0.008, clip_coef=0.2, vf_coef=4.0, bounds_coef=1e-4,
     hidden_sizes=(256, 128, 64), lstm=True, lstm_size=256,
 )  # fmt: skip
+OBSTACLES = ("", "Barrier", "Hole", "Partition")
 PPO = {
     "AllegroHand": dict(IN_HAND, hidden_sizes=(512, 256, 128)),
     "AllegroKukaRegrasping": ALLEGRO_KUKA,
     "AllegroKukaReorientation": ALLEGRO_KUKA,
     "AllegroKukaThrow": ALLEGRO_KUKA,
     "AllegroKukaTwoArmsRegrasping": ALLEGRO_KUKA,
-    "AllegroKukaTwoArmsReorientation": ALLEGRO_KUKA,
+    **{f"AllegroKukaTwoArmsReorientation{obstacle}": ALLEGRO_KUKA for obstacle in OBSTACLES},
     "Ant": dict(
         num_envs=4_096, total_timesteps=100_000_000, num_steps=16, num_minibatches=2, update_epochs=4,
         learning_rate=3e-4, kl_threshold=0.008, clip_coef=0.2, vf_coef=2.0, bounds_coef=1e-4, reward_scale=0.01,
@@ -58,7 +59,7 @@ PPO = {
 }  # fmt: skip
 SAPG = merge(PPO, {
     "AllegroKukaReorientation": dict(max_ent_coef=0.0025),  # half of the papers' coefficient, as released
-    "AllegroKukaTwoArmsReorientation": dict(max_ent_coef=0.001),
+    **{f"AllegroKukaTwoArmsReorientation{obstacle}": dict(max_ent_coef=0.001) for obstacle in OBSTACLES},
     "Anymal": dict(max_ent_coef=0.001),
     "FrankaCubePush": dict(max_ent_coef=0.0025),
     "FrankaCubeStack": dict(max_ent_coef=0.0025),
