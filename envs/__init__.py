@@ -16,11 +16,10 @@ TASKS = {
     "AllegroKukaRegrasping": "envs.tasks.allegro_kuka:AllegroKukaRegrasping",
     "AllegroKukaReorientation": "envs.tasks.allegro_kuka:AllegroKukaReorientation",
     "AllegroKukaThrow": "envs.tasks.allegro_kuka:AllegroKukaThrow",
-    "AllegroKukaTwoArmsRegrasping": "envs.tasks.allegro_kuka_two_arms:AllegroKukaTwoArmsRegrasping",
-    "AllegroKukaTwoArmsReorientation": "envs.tasks.allegro_kuka_two_arms:AllegroKukaTwoArmsReorientation",
-    "AllegroKukaTwoArmsReorientationBarrier": "envs.tasks.allegro_kuka_two_arms:AllegroKukaTwoArmsReorientationBarrier",
-    "AllegroKukaTwoArmsReorientationHole": "envs.tasks.allegro_kuka_two_arms:AllegroKukaTwoArmsReorientationHole",
-    "AllegroKukaTwoArmsReorientationPartition": "envs.tasks.allegro_kuka_two_arms:AllegroKukaTwoArmsReorientationPartition",
+    **{name: f"envs.tasks.allegro_kuka_two_arms:{name}" for name in (
+        "AllegroKukaTwoArmsRegrasping", "AllegroKukaTwoArmsReorientation", "AllegroKukaTwoArmsReorientationBarrier",
+        "AllegroKukaTwoArmsReorientationHole", "AllegroKukaTwoArmsReorientationPartition",
+    )},
     "Ant": "envs.tasks.locomotion:Ant",
     "Anymal": "envs.tasks.anymal:Anymal",
     "Cartpole": "envs.tasks.cartpole:Cartpole",
@@ -29,7 +28,7 @@ TASKS = {
     "Humanoid": "envs.tasks.locomotion:Humanoid",
     "Moat": "envs.tasks.moat:Moat",
     "ShadowHand": "envs.tasks.in_hand:ShadowHand",
-}
+}  # fmt: skip
 PURE_TORCH = ("Moat",)  # tasks that need no physics engine
 # prefix of an env id, and the package that it needs -> the adapter to other people's environments
 ADAPTERS = {
