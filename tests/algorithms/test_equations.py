@@ -227,7 +227,8 @@ def test_sapg_eq_6_epo_eq_8_one_step_target(script):
     s, next_s = [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]], [[4.0, 5.0, 7.0], [8.0, 9.0, 10.0]]
     a, r = [[0.1, 0.2, 0.3], [0.4, 0.5, 0.6]], [[11.0, 12.0, 13.0], [14.0, 15.0, 16.0]]
     ends = [[False, False, False], [False, False, True]]
-    batch = {key: torch.zeros(2, 3) for key in ("values", "advantages", "returns", "means", "logstds", "mu", "is_offpolicy")}
+    keys = ("values", "advantages", "returns", "means", "logstds", "mu", "is_offpolicy")
+    batch = {key: torch.zeros(2, 3) for key in keys}
     batch.update(obs=torch.tensor(s)[..., None], actions=torch.tensor(a)[..., None], lstm_state=torch.zeros(1, 3, 0))
     batch.update(agent_ids=torch.arange(3)[None], dones=torch.zeros(2, 3, dtype=torch.bool))
     batch["logprobs"] = -0.1 * (batch["agent_ids"] + 1) * batch["actions"][..., 0]  # of who acted
@@ -360,7 +361,7 @@ def test_cpo_eq_2_4_leader(train):
 
 
 def test_cpo_eq_3_4_followers(train):
-    """CPO Eq. 3 with the ratio of Eq. 4: PPO's clip on each follower's own data; --awac-coef is 0. cpo.py: main()."""
+    """CPO Eq. 3 with the ratio of Eq. 4: PPO's clip on each follower's own data; no imitation. cpo.py: main()."""
     run = play(train, cpo, f"{CPO_ONE_BATCH} --awac-coef 0")
     eps, followers = run.args.clip_coef, [1, 2, 3]
     assert_gradients(
@@ -371,7 +372,8 @@ def test_cpo_eq_3_4_followers(train):
 def test_cpo_eq_5_effective_sample_size():
     """CPO Eq. 5: ESS = 1 / sum of w~^2, w~ = w / sum of w; as Table 2 divided by the number of samples.
 
-    harness/diagnostics.py: importance_statistics, of the leader's own samples (w = 1) and all followers'. Table 2's other column is E|1 - w|.
+    harness/diagnostics.py: importance_statistics, of the leader's own samples (w = 1) and all followers'. Table 2's
+    other column is E|1 - w|.
     """
     w = [[1.0, 1.0, 0.5, 2.0, 0.1, 4.0], [1.0, 1.0, 3.0, 0.25, 1.5, 0.8]]  # (T, N), 3 agents
     total = sum(x for row in w for x in row)
@@ -496,7 +498,8 @@ def test_cpo_eq_25_reverse_kl(train, monkeypatch, frozen):
     the same gradient. The default and all of the paper's experiments have lambda_r = 0.
     """
     assert cpo.Args.reverse_kl_coef == 0.0
-    run = play(train, cpo, f"{CPO_ONE_BATCH} --awac-coef 0 --reverse-kl-coef 0.3", frozen=monkeypatch if frozen else None)
+    flags = f"{CPO_ONE_BATCH} --awac-coef 0 --reverse-kl-coef 0.3"
+    run = play(train, cpo, flags, frozen=monkeypatch if frozen else None)
     eps, followers = run.args.clip_coef, [1, 2, 3]
 
     def own(rows, i):

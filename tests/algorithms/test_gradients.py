@@ -129,8 +129,8 @@ def test_finite_differences(train, script, lstm):
 def test_learning_rate_follows_the_kl(train, script, num_minibatches):
     """KL(old || new) of all rows but those that cpo's followers imitate, mean over an epoch's minibatches.
 
-    Old is the learner's policy before the update, off-policy too. The first minibatch of an iteration has a KL of 0 (but
-    for what the normalisers took in), so that an epoch that has no other leaves the rate alone.
+    Old is the learner's policy before the update, off-policy too. An iteration's first minibatch has a KL of 0 (but for
+    what the normalisers took in), so that an epoch that has no other leaves the rate alone.
     """
     flags = f"--total-timesteps 480 --learning-rate 0.005 --kl-threshold 0.003 --num-minibatches {num_minibatches}"
     run = play(train, script, flags)

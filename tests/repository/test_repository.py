@@ -1,4 +1,4 @@
-"""What the repository promises about itself: scripts that differ by their lesson alone, no dead flag, true documents."""
+"""What the repository promises about itself: scripts that differ by their lesson, no dead flag, true documents."""
 
 import ast
 import pathlib
@@ -20,10 +20,12 @@ from tests.conftest import documents
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SCRIPTS = ["ppo.py", "sapg.py", "cpo.py", "epo.py"]
-SOURCES = sorted(path for pattern in ("*.py", "harness/**/*.py", "envs/**/*.py", "benchmarks/**/*.py") for path in ROOT.glob(pattern))
+PLACES = ("*.py", "harness/**/*.py", "envs/**/*.py", "benchmarks/**/*.py")
+SOURCES = sorted(path for pattern in PLACES for path in ROOT.glob(pattern))
 TESTS = sorted(ROOT.glob("tests/**/*.py"))
 TEXTS = [*SOURCES, *TESTS, ROOT / "LICENSE", ROOT / ".ci" / "run", ROOT / ".gitignore"]
-TEXTS += [path for pattern in ("*.md", "docs/**/*.md", "benchmarks/**/*.md", "*.txt", "*.toml") for path in ROOT.glob(pattern)]
+PROSE = ("*.md", "docs/**/*.md", "benchmarks/**/*.md", "*.txt", "*.toml")
+TEXTS += [path for pattern in PROSE for path in ROOT.glob(pattern)]
 HARNESS = sorted(ROOT.glob("harness/**/*.py"))
 
 every_script = pytest.mark.parametrize("script", SCRIPTS)
