@@ -84,6 +84,8 @@ def check_common_args(args):
             refuse(flag(name), getattr(args, name), "must be at least 0")
     if args.critic_n_step > args.num_steps:
         refuse("--critic-n-step", args.critic_n_step, f"must be at most --num-steps, {args.num_steps}")
+    if args.update_epochs > 1_000:
+        refuse("--update-epochs", args.update_epochs, "must be at most 1000")
     if args.seed >= 2**32:
         refuse("--seed", args.seed, "must be below 2**32, numpy's limit")
     if args.num_envs * args.num_steps < 2:
