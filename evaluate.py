@@ -15,6 +15,7 @@ from typing import Optional, Tuple
 
 import envs  # before torch: Isaac Gym must be imported first
 import harness
+from envs import uncaught
 
 import torch
 import tyro
@@ -43,9 +44,10 @@ class Args:
 def load(path):
     """The checkpoint of a run's folder or file, and the module of the script that wrote it."""
     saved = harness.load_checkpoint(path)
+    uncaught.env_id = saved["args"]["env_id"]
     folders = (os.getcwd(), os.path.dirname(os.path.abspath(__file__)))
     paths = [os.path.join(folder, f"{saved['script']}.py") for folder in folders]
-    found = next(filter(os.path.isfile, paths), None)
+    found = next((p for p in paths if os.path.isfile(p) and not harness.comes_with_run(p, path)), None)
     if found is None:
         harness.refuse("run", path, f"was written by {saved['script']}.py, which must be in the working directory")
     spec = importlib.util.spec_from_file_location(saved["script"], found)
@@ -72,7 +74,10 @@ def make_env(saved, num_envs, args, device):
 
 def make_agent(saved, script, env, device):
     agent = script.Agent(env.num_obs, env.num_actions, SimpleNamespace(**saved["args"])).to(device)
-    agent.load_state_dict(saved["state"]["agent"])
+    try:
+        agent.load_state_dict(saved["state"]["agent"])
+    except (KeyError, RuntimeError) as error:
+        harness.refuse("run", saved["script"], f"state.agent does not fit: {' '.join(str(error).split())}")
     return agent
 
 

@@ -2,12 +2,13 @@
 
 import difflib
 import importlib
+import importlib.machinery
 import importlib.metadata
 import importlib.util
 import inspect
 import sys
 
-from envs import import_isaacgym_first  # must come before anything that imports torch
+from envs import import_isaacgym_first, uncaught  # must come before anything that imports torch
 from envs.adapters import isaacgym
 from envs.base import VectorEnv
 
@@ -69,11 +70,27 @@ def find_class(env_id):
         sys.path.insert(0, "")  # custom tasks are looked up from the working directory
     try:
         task = getattr(importlib.import_module(module_name), class_name)
-    except (ImportError, AttributeError, TypeError) as error:
+    except SystemExit:
+        raise ValueError("calls sys.exit when imported; must be an importable package.module:Class")
+    except (ImportError, AttributeError, TypeError, SyntaxError) as error:
+        if uncaught.raised_in(error, env_id) and not isinstance(error, ImportError):
+            raise
         raise ValueError(f"{error}; must be an importable package.module:Class")
-    if not inspect.isclass(task):
-        raise ValueError("not a class; must be package.module:Class")
+    if not inspect.isclass(task) or not hasattr(task, "reset") or not hasattr(task, "step"):
+        raise ValueError("not a class with reset and step; must be package.module:Class")
     return task
+
+
+def find_files(env_id):
+    """Files and folders that `check_env_id` would import for a custom task, found without importing anything."""
+    found = []
+    for module in env_id.split(":")[:-1]:  # an adapter's own ids may name a module too
+        locations = sys.path if "" in sys.path else ["", *sys.path]
+        for part in module.split("."):
+            spec = importlib.machinery.PathFinder.find_spec(part, locations) if locations else None
+            locations = list(spec.submodule_search_locations or ()) if spec else []
+            found += [spec.origin, *locations] if spec and spec.origin else locations
+    return found
 
 
 def find_engine(engine, env_id, device="cpu"):

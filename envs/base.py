@@ -102,8 +102,13 @@ class VectorEnv:
         return state
 
     def load_state_dict(self, state):
-        """Restore in place what `state_dict` returned, except for a generator of another kind of device."""
+        """Restore in place what `state_dict` returned, except for a generator of another kind of device.
+
+        Raises KeyError or ValueError where a tensor is missing or has another shape.
+        """
         for name in self._tensor_names():
+            if getattr(self, name).shape != state[name].shape:  # copy_ would broadcast
+                raise ValueError(f"{name} has shape {tuple(state[name].shape)}, not {tuple(getattr(self, name).shape)}")
             getattr(self, name).copy_(state[name])
         if state["generator"].shape == self.generator.get_state().shape:  # a GPU's differs from a CPU's
             self.generator.set_state(state["generator"])

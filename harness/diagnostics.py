@@ -146,4 +146,5 @@ class LineageStats:
         return dict(vars(self))
 
     def load_state_dict(self, state):
-        vars(self).update(state)
+        self.generation, self.pending, self.completed = (state[key] for key in vars(self))
+        self.scalars()  # raises where `completed` is damaged

@@ -1,20 +1,26 @@
 """The command line: a script's Args over the task's tuned values; what cannot work is refused in one line."""
 
-import math
+import functools
 import os
 import random
 import sys
 from dataclasses import fields
 
 import envs  # before torch: Isaac Gym must be imported first
+from envs import checks, uncaught
 
 import numpy as np
 import torch
 import tyro
 
+from harness import checkpoints
+from harness.checkpoints import load_checkpoint, refuse
 from harness.hyperparameters import CPU
-from harness.run import load_checkpoint, refuse, script_name
+from harness.run import script_name
 
+LARGEST = {"learning_rate": 1.0, "gamma": 1.0, "gae_lambda": 1.0}  # of a float flag; else:
+LARGEST_FLOAT = 1e6
+SIZES = "num_envs num_steps hidden_sizes discriminator_sizes lstm_size latent_dim num_agents".split()
 MAY_CHANGE = "total_timesteps checkpoint_interval diagnostics_interval resume cuda device num_iterations".split()
 
 
@@ -28,20 +34,25 @@ def parse_args(Args, tuned, check_args=None, argv=None):
     device = "cuda" if given.cuda and torch.cuda.is_available() else "cpu"
     saved, cpu_row = None, CPU.get(given.env_id, {}) if device == "cpu" else {}
     if given.resume is not None:
-        saved = load_checkpoint(given.resume, script_name(Args))
+        saved = load_checkpoint(given.resume, script_name(Args), lambda saved: check_saved_flags(Args, saved["args"]))
         defaults = {f.name: saved["args"][f.name] for f in fields(Args) if f.init and f.name in saved["args"]}
     else:
         defaults = {"num_envs": Args.num_envs, **tuned.get(given.env_id, {}), **cpu_row, "env_id": given.env_id}
         agents = getattr(given, "num_agents", 1)
         defaults["num_envs"] -= defaults["num_envs"] % max(1, min(agents, defaults["num_envs"]))  # equal blocks
     args = tyro.cli(Args, args=argv, default=Args(**defaults))
-    args.device = device
+    args.device, uncaught.env_id = device, args.env_id
     check_common_args(args)
     if check_args:
         check_args(args)
+    check_memory(args)
     args.num_iterations = max(1, args.total_timesteps // (args.num_envs * args.num_steps))
     if saved:
         check_resumable(args, saved)
+        try:
+            saved["lock"] = checkpoints.lock_folder(checkpoints.run_folder(args.resume))
+        except OSError as error:
+            refuse("--resume", args.resume, error)
     elif cpu_row:
         print(describe_cpu_defaults(args, cpu_row, tuned[args.env_id]), flush=True)
     return args, saved
@@ -63,17 +74,18 @@ def check_common_args(args):
         refuse("--engine", "warp", "needs a CUDA GPU, none was found; with --no-cuda it runs on the CPU, slowly")
     for f in fields(args):
         value = getattr(args, f.name)
-        if isinstance(value, float) and not (math.isfinite(value) and value >= 0):
-            refuse(flag(f.name), value, "must be a finite number, at least 0")
+        if isinstance(value, float) and not 0 <= value <= LARGEST.get(f.name, LARGEST_FLOAT):
+            refuse(flag(f.name), value, f"must be between 0 and {LARGEST.get(f.name, LARGEST_FLOAT):g}")
     for name in ("num_envs", "total_timesteps", "num_steps", "num_minibatches", "update_epochs", "lstm_size"):
         if getattr(args, name) < 1:
             refuse(flag(name), getattr(args, name), "must be at least 1")
-    for name in ("gamma", "gae_lambda"):
-        if getattr(args, name) > 1:
-            refuse(flag(name), getattr(args, name), "must be at most 1")
     for name in ("seed", "critic_n_step", "checkpoint_interval", "diagnostics_interval"):
         if getattr(args, name, 0) < 0:
             refuse(flag(name), getattr(args, name), "must be at least 0")
+    if args.critic_n_step > args.num_steps:
+        refuse("--critic-n-step", args.critic_n_step, f"must be at most --num-steps, {args.num_steps}")
+    if args.update_epochs > 1_000:
+        refuse("--update-epochs", args.update_epochs, "must be at most 1000")
     if args.seed >= 2**32:
         refuse("--seed", args.seed, "must be below 2**32, numpy's limit")
     if args.num_envs * args.num_steps < 2:
@@ -91,6 +103,49 @@ def check_common_args(args):
     if not args.resume and not (os.path.isdir(folder) and os.access(folder, os.W_OK)):
         print(f"{runs}: must be a folder that can be written to, or created", file=sys.stderr)
         sys.exit(2)
+
+
+def memory_needed(flags, num_obs, num_actions):
+    """Bytes that a run needs at least: rollout, a minibatch's activations, network, gradients, Adam's two moments."""
+    rows, lstm = flags["num_envs"] * flags["num_steps"], flags["lstm_size"] if flags["lstm"] else 0
+    agents, latent = flags.get("num_agents", 1), flags.get("latent_dim", 0)
+    width, hidden, discriminator = num_obs + latent, flags["hidden_sizes"], flags.get("discriminator_sizes", ())
+    layers = list(zip((lstm or width, *hidden), (*hidden, num_actions))) * (1 + flags["separate_critic"])
+    if discriminator and flags["adversarial_coef"]:
+        layers += zip((num_obs + num_actions, *discriminator), (*discriminator, agents))
+    weights = sum(a * b for a, b in layers) + 4 * lstm * (width + lstm) + agents * (latent + num_actions)
+    rollout = rows * (num_obs + 2 * num_actions + 5) + 2 * flags["num_envs"] * lstm
+    activations = rows // flags["num_minibatches"] * (width + 2 * sum(hidden) + 4 * lstm)
+    return 4 * (rollout + activations + 4 * weights)
+
+
+def check_memory(args, num_obs=1, num_actions=1):
+    """Refuse what cannot fit: the flag that takes the most, with the largest value that fits beside the others."""
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if args.device == "cuda":
+        memory = torch.cuda.mem_get_info()[0]
+
+    def needed(name, most):
+        value = getattr(args, name)
+        value = tuple(min(x, most) for x in value) if isinstance(value, tuple) else min(value, most)
+        return memory_needed({**vars(args), name: value}, num_obs, num_actions)
+
+    need = memory_needed(vars(args), num_obs, num_actions)
+    if need > memory:
+        name = min((name for name in SIZES if hasattr(args, name)), key=lambda name: needed(name, 1))
+        least = getattr(args, "num_agents", 1) if name == "num_envs" else 1
+        fits = max((least * 2**k for k in range(40) if needed(name, least * 2**k) <= memory), default="nothing")
+        found = f"needs {need / 1e9:,.1f} GB of memory, there are {memory / 1e9:,.1f}"
+        refuse(flag(name), getattr(args, name), f"{found}; beside the other flags {fits} fits")
+
+
+def check_saved_flags(Args, saved):
+    """Raises ValueError (one line) where a checkpoint's flag has another type than the script's default."""
+    for f in fields(Args):
+        kinds = (int, str, type(None)) if f.default is None else (type(f.default), int)
+        value = saved.get(f.name, f.default)
+        if f.init and not isinstance(value, kinds):
+            raise ValueError(f"args.{f.name} is {value!r}, must be a {kinds[0].__name__}")
 
 
 def check_resumable(args, saved):
@@ -131,7 +186,11 @@ def make_env(args):
     try:
         env = envs.make(args.env_id, args.num_envs, args.device, args.seed, args.engine)
     except ValueError as error:
+        if uncaught.raised_in(error, args.env_id):
+            raise
         refuse("--num-envs", args.num_envs, error)
+    checks.check_first_calls(env, args.num_envs, functools.partial(refuse, "--env-id", args.env_id))
+    check_memory(args, env.num_obs, env.num_actions)
     engine = getattr(env, "engine_name", "its own")
     print(
         f"{args.env_id}: engine {engine}, {args.device}, {torch.get_num_threads()} threads, "

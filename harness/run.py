@@ -2,19 +2,24 @@
 
 import copy
 import inspect
-import io
+import itertools
 import math
 import os
-import random
 import signal
 import sys
+import tempfile
+import threading
 import time
 from datetime import timedelta
 
-import numpy as np
+from envs import uncaught  # before torch: Isaac Gym must be imported first
+
 import torch
 import torch.nn as nn
 from torch.utils.tensorboard import SummaryWriter
+
+from harness import checkpoints
+from harness.checkpoints import load_checkpoint, random_state, refuse, set_random_state
 
 
 class Run:
@@ -29,37 +34,54 @@ class Run:
     def __init__(self, args, state, saved=None):
         self.args, self.state, self.snapshot = args, state, None
         self.script = script_name(type(args))
-        self.iteration = self.global_step = self.stopping = 0
-        self.start_time = time.time()
-        name = f"{args.env_id.replace(':', '-')}__{self.script}__{args.seed}__{int(self.start_time)}"
-        self.folder = os.path.join("runs", name)
+        self.iteration = self.global_step = self.stopping = self.signum = 0
+        self.saving, self.failing = False, set()  # what could not be written last time: "log", "checkpoint"
+        self.start_time = time.monotonic()
+        try:
+            self.encode(0, 0)  # what cannot be saved is refused now
+        except ValueError as error:
+            refuse("--env-id", args.env_id, f"cannot be saved: {error}")
         if saved:
-            self.folder = args.resume if os.path.isdir(args.resume) else os.path.dirname(args.resume) or "."
-            self.load(saved)
-        # what was logged after the checkpoint is logged again
-        self.writer = SummaryWriter(self.folder, purge_step=self.global_step + 1 if saved else None)
+            self.folder, self.lock = checkpoints.run_folder(args.resume), saved["lock"]
+            load_checkpoint(args.resume, self.script, self.load)  # again: nobody else can write it any more
+        try:
+            if not saved:
+                self.folder = make_folder(f"{args.env_id.replace(':', '-')}__{self.script}__{args.seed}")
+                self.lock = checkpoints.lock_folder(self.folder)
+            # what was logged after the checkpoint is logged again
+            self.writer = SummaryWriter(self.folder, purge_step=self.global_step + 1 if saved else None)
+        except OSError as error:
+            refuse("runs", "cannot be written", error)
+        threading.excepthook = ignore_writing_error
         rows = "\n".join(f"|{key}|{value}|" for key, value in vars(args).items())
         self.writer.add_text("hyperparameters", f"|flag|value|\n|-|-|\n{rows}", self.global_step)
-        self.signum = 0
-        self.handlers = {number: signal.signal(number, self.stop) for number in (signal.SIGINT, signal.SIGTERM)}
+        signals = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
+        if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:  # nohup
+            signals.remove(signal.SIGHUP)
+        self.handlers = {number: signal.signal(number, self.stop) for number in signals}
 
     def load(self, saved):
-        """Go on from a checkpoint."""
+        """Go on from a checkpoint. Raises an exception if it does not fit, and may then be called with another one."""
         exact = getattr(self.state["env"], "resumes_exactly", True)
         for name, value in self.state.items():
             if not isinstance(value, torch.Tensor):
                 value.load_state_dict(saved["state"][name])
+            elif saved["state"][name].shape != value.shape:  # copy_ would broadcast
+                raise ValueError(f"{name} has shape {tuple(saved['state'][name].shape)}, must have {tuple(value.shape)}")
             elif exact:
                 value.copy_(saved["state"][name])
-        self.state["optimizer"].param_groups[0]["fused"] = self.args.device == "cuda"  # not where it was written
+            if isinstance(value, torch.optim.Optimizer):
+                value.param_groups[0]["fused"] = self.args.device == "cuda" and name == "optimizer"  # not where written
+                try_step(value)
         self.iteration, self.global_step = saved["iteration"], saved["global_step"]
-        self.start_time -= saved["seconds"]
+        self.start_time = time.monotonic() - saved["seconds"]
         set_random_state(saved["random"])
 
     def stop(self, signum, frame):
-        """SIGINT, SIGTERM: a checkpoint after the present iteration ends the run; a second signal ends it at once."""
+        """A checkpoint after the present iteration ends the run; a second signal ends it at once, or after writing."""
+        if self.signum and not self.saving:
+            sys.exit(128 + signum)
         self.signum = signum
-        self.restore_handlers()
 
     def restore_handlers(self):
         for number, handler in self.handlers.items():
@@ -75,66 +97,105 @@ class Run:
         broken = [name for name, tensor in tensors.items() if not tensor.isfinite().all()]
         if broken:
             path = os.path.join(self.folder, "nan_dump.pt")
-            torch.save({"args": vars(self.args), "iteration": iteration, **dump, **self.snapshot}, path)
-            found = f"iteration {iteration}: {', '.join(broken)} not finite"
-            print(f"{found}; {path} has the batch and what the update began with", file=sys.stderr)
+            outcome = f"{path} has the batch and what the update began with"
+            try:
+                torch.save({"args": vars(self.args), "iteration": iteration, **dump, **self.snapshot}, path)
+            except (OSError, RuntimeError) as error:
+                outcome = f"no {path}: {str(error).splitlines()[0]}"
+            print(f"iteration {iteration}: {', '.join(broken)} not finite; {outcome}", file=sys.stderr)
             self.restore_handlers()
+            self.lock.close()
             sys.exit(1)
 
     def log(self, iteration, global_step, values):
         """Write name -> number (or tensor, of which the mean), image (3, H, W) or text; and a line to the terminal."""
         self.iteration, self.global_step = iteration, global_step
-        seconds = time.time() - self.start_time
+        seconds = time.monotonic() - self.start_time
         values = {**values, "charts/SPS": global_step / seconds}
-        images = {key: value for key, value in values.items() if isinstance(value, torch.Tensor) and value.dim() == 3}
-        texts = {key: value for key, value in values.items() if isinstance(value, str)}
         numbers = {
             key: torch.as_tensor(value).float().mean().item()
             for key, value in values.items()
-            if key not in images and key not in texts
+            if not isinstance(value, str) and not (isinstance(value, torch.Tensor) and value.dim() == 3)
         }
         try:
-            for key, value in texts.items():
-                self.writer.add_text(key, value, global_step)
-            for key, value in images.items():
-                self.writer.add_image(key, value, global_step)
-            for key, value in numbers.items():
-                if math.isfinite(value):  # no episode has finished yet: nothing to say
-                    self.writer.add_scalar(key, value, global_step)
+            if "log" in self.failing:
+                with tempfile.TemporaryFile(dir=self.folder) as file:
+                    file.write(bytes(2**16))  # raises OSError while the disk is full
+                self.writer = SummaryWriter(self.folder)  # the old one never recovers
+            for key, value in values.items():
+                if isinstance(value, str):
+                    self.writer.add_text(key, value, global_step)
+                elif key not in numbers:
+                    self.writer.add_image(key, value, global_step)
+                elif math.isfinite(numbers[key]):  # no episode has finished yet: nothing to say
+                    self.writer.add_scalar(key, numbers[key], global_step)
             self.writer.flush()
+            self.note("log")
         except OSError as error:
-            print(f"no log: {error}; training goes on", file=sys.stderr)
+            self.note("log", error)
         result = f"reward per step {numbers['charts/reward_per_step']:.4f}"
         if math.isfinite(numbers["charts/leader_return"]):
             objective = numbers["charts/leader_objective"]
             result = f"return {numbers['charts/leader_return']:9.2f} | objective {objective:7.2f}"
-        left = timedelta(seconds=int(seconds / iteration * (self.args.num_iterations - iteration)))
-        print(
-            f"{global_step:>13,} steps {iteration / self.args.num_iterations:6.1%} | {result} | "
-            f"{numbers['charts/SPS']:>7,.0f} SPS | {left} left",
-            flush=True,
-        )
+        left = min(seconds / iteration * (self.args.num_iterations - iteration), 1e10)  # 317 years
+        try:
+            print(
+                f"{global_step:>13,} steps {iteration / self.args.num_iterations:6.1%} | {result} | "
+                f"{numbers['charts/SPS']:>7,.0f} SPS | {timedelta(seconds=int(left))} left",
+                flush=True,
+            )
+        except BrokenPipeError:  # `epo.py | head` has read enough
+            uncaught.close_stdout()
+            self.signum = signal.SIGPIPE
+            self.checkpoint(iteration, global_step)
+
+    def note(self, what, error=None):
+        """Say once that `what` cannot be written, and once that it can be again."""
+        if error and what not in self.failing:
+            print(f"no {what}: {error}; training goes on", file=sys.stderr)
+            self.failing.add(what)
+        elif not error and what in self.failing:
+            print(f"the {what} is written again", file=sys.stderr)
+            self.failing.remove(what)
+
+    def encode(self, iteration, global_step):
+        """The bytes of a checkpoint. Raises ValueError where it could not be loaded again."""
+        state = {
+            name: value.clone() if isinstance(value, torch.Tensor) else value.state_dict()
+            for name, value in self.state.items()
+        }
+        return checkpoints.encode({
+            "script": self.script, "args": vars(self.args), "iteration": iteration, "global_step": global_step,
+            "seconds": time.monotonic() - self.start_time, "state": state, "random": random_state(),
+        })  # fmt: skip
 
     def checkpoint(self, iteration, global_step):
-        """Save where one is due: every --checkpoint-interval iterations, at the end, and when a signal has come."""
+        """Save where one is due: every --checkpoint-interval iterations, at the end, and when a signal has come.
+
+        A disk that is full or may not be written is no reason to end a run: it is reported, and the old files stay.
+        """
         self.stopping = self.signum  # a signal that comes after this waits for the next iteration
         interval = self.args.checkpoint_interval or math.inf
         if self.stopping or iteration == self.args.num_iterations or iteration % interval == 0:
-            state = {
-                name: value.clone() if isinstance(value, torch.Tensor) else value.state_dict()
-                for name, value in self.state.items()
-            }
-            save_checkpoint(self.folder, {
-                "script": self.script, "args": vars(self.args), "iteration": iteration, "global_step": global_step,
-                "seconds": time.time() - self.start_time, "state": state, "random": random_state(),
-            })  # fmt: skip
+            self.saving = True
+            try:
+                checkpoints.save_checkpoint(self.folder, self.encode(iteration, global_step))
+                self.note("checkpoint")
+            except (OSError, ValueError) as error:
+                self.note("checkpoint", error)
+            self.saving = False
 
     def close(self):
         """End the run; the exit status is 128 + the number of the signal that stopped it."""
+        try:
+            self.writer.close()
+        except OSError as error:
+            self.note("log", error)
         self.restore_handlers()
-        self.writer.close()
+        self.lock.close()
         if self.stopping:
-            print(f"stopped; to go on: --resume {self.folder}", flush=True)
+            if self.stopping != signal.SIGPIPE:
+                print(f"stopped; to go on: --resume {self.folder}", flush=True)
             sys.exit(128 + self.stopping)
 
 
@@ -169,74 +230,31 @@ class EpisodeStatistics(nn.Module):
         }
 
 
-def save_checkpoint(folder, checkpoint):
-    """Write folder/checkpoint.pt, whole or not at all, and keep the one before as checkpoint_previous.pt.
-
-    A disk that is full or may not be written is no reason to end a run: it is reported, and the old files stay.
-    """
-    path, buffer = os.path.join(folder, "checkpoint.pt"), io.BytesIO()
-    torch.save(checkpoint, buffer)
-    try:
-        with open(path + ".tmp", "wb") as file:
-            file.write(buffer.getbuffer())
-            file.flush()
-            os.fsync(file.fileno())
-        if os.path.exists(path):
-            os.replace(path, os.path.join(folder, "checkpoint_previous.pt"))
-        os.replace(path + ".tmp", path)
-    except OSError as error:
-        print(f"no checkpoint: {error}; training goes on", file=sys.stderr)
-
-
-def load_checkpoint(path, script=None):
-    """The newest readable checkpoint of a run's folder, or the one in a file; plain tensors and numbers, nothing else.
-
-    script: which script must have written it, for --resume; None: any, for evaluate.py. Ends with exit status 2 and one
-    line where there is none.
-    """
-    flag = "--resume" if script else "run"
-    paths, reason = [path], "no such file or folder"
-    if os.path.isdir(path):
-        paths = [os.path.join(path, name) for name in ("checkpoint.pt", "checkpoint_previous.pt")]
-        reason = "must be a folder with a checkpoint.pt"
-    for each in filter(os.path.exists, paths):
+def make_folder(name):
+    """A new folder runs/{name}__{unix time}, with a suffix where another run was faster."""
+    path = folder = os.path.join("runs", f"{name}__{int(time.time())}")
+    for i in itertools.count(2):
         try:
-            saved = torch.load(each, map_location="cpu", weights_only=True)
-        except Exception as error:  # damage shows as one of a dozen kinds
-            reason = f"{os.path.basename(each)} cannot be read: {(str(error) or repr(error)).splitlines()[0]}"
-            continue
-        if not isinstance(saved, dict) or not {"script", "args", "state"} <= set(saved):
-            refuse(flag, path, "must be a checkpoint of a training script")
-        if script not in (None, saved["script"]):
-            refuse(flag, path, f"must be a checkpoint that {script}.py wrote, {saved['script']}.py wrote this one")
-        if each != paths[0]:
-            print(f"going on from {each}: {reason}", file=sys.stderr)
-        return saved
-    refuse(flag, path, reason)
+            os.makedirs(folder)
+            return folder
+        except FileExistsError:
+            folder = f"{path}_{i}"
 
 
-def refuse(flag, value, reason):
-    """End with exit status 2 and one line that names the flag, its value and what would be valid."""
-    print(f"{flag} {value}: {reason}", file=sys.stderr)
-    sys.exit(2)
+def ignore_writing_error(thread):
+    """threading.excepthook: TensorBoard's thread has a full disk; `Run.log` gets the same error and says so."""
+    if not issubclass(thread.exc_type, OSError):
+        threading.__excepthook__(thread)
+
+
+def try_step(optimizer):
+    """One step of a copy, with gradient 0: raises an exception where the state does not fit the parameters."""
+    trial = copy.deepcopy(optimizer)
+    for parameter in itertools.chain(*(group["params"] for group in trial.param_groups)):
+        parameter.grad = torch.zeros_like(parameter)
+    trial.step()
 
 
 def script_name(Args):
     """The file that defines Args, without folder and ending: a copy of epo.py has a name of its own."""
     return os.path.splitext(os.path.basename(inspect.getfile(Args)))[0]
-
-
-def random_state():
-    """The state of all global random generators, as plain tensors and numbers."""
-    name, keys, *rest = np.random.get_state()
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
-    return {
-        "python": random.getstate(), "numpy": [name, keys.tolist(), *rest], "torch": torch.get_rng_state(), "cuda": cuda
-    }
-
-
-def set_random_state(state):
-    random.setstate(state["python"])
-    np.random.set_state(tuple(state["numpy"]))
-    torch.set_rng_state(state["torch"])
-    torch.cuda.set_rng_state_all(state["cuda"][: torch.cuda.device_count()])  # there may have been more GPUs

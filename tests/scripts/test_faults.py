@@ -1,0 +1,750 @@
+"""Fault injection: nothing is lost, nothing runs that a checkpoint brought along, every mistake is one line."""
+
+import os
+import pathlib
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import torch
+
+import cpo
+import epo
+import evaluate
+import harness.checkpoints
+import harness.run
+import ppo
+import sapg
+from envs.base import VectorEnv
+from harness.checkpoints import decode, encode
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+FLAGS = (
+    "--no-cuda --num-envs 16 --num-steps 8 --num-minibatches 2 --update-epochs 1 --no-lstm --hidden-sizes 8"
+    " --total-timesteps 1024 --checkpoint-interval 3"  # 8 iterations, checkpoints at 3, 6 and 8
+)
+POPULATION = "--num-agents 4 --latent-dim 5"
+EXTRA = {
+    ppo: "",
+    sapg: POPULATION,
+    cpo: f"{POPULATION} --adversarial-coef 0.1 --discriminator-sizes 8",
+    epo: f"{POPULATION} --ga-interval 0.1 --ga-warmup 0.1",
+}
+LONG = "--env-id Moat --total-timesteps 1000000000 --checkpoint-interval 1"
+
+
+@pytest.fixture(autouse=True)
+def empty_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend("")
+
+
+def train(script=ppo, flags="--env-id Moat"):
+    """Runs a script; returns the exit status."""
+    try:
+        script.main(f"{FLAGS} {EXTRA[script]} {flags}".split())
+    except SystemExit as end:
+        return end.code
+    return 0
+
+
+def resume(script, folder, flags="--total-timesteps 2048"):
+    try:
+        script.main(f"--no-cuda --resume {folder} {flags}".split())
+    except SystemExit as end:
+        return end.code
+    return 0
+
+
+def the_run():
+    (folder,) = pathlib.Path("runs").iterdir()
+    return folder
+
+
+def checkpoint(folder, name="checkpoint.pt"):
+    return decode((folder / name).read_bytes())
+
+
+def contents(folder="."):
+    return {path: path.read_bytes() for path in pathlib.Path(folder).rglob("*") if path.is_file()}
+
+
+def start(script, flags, prefix="", **options):
+    """A script as a process of its own."""
+    command = f"exec {prefix} {sys.executable} {ROOT / script.__name__}.py --no-cuda {flags}"
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(["bash", "-c", command], env=environment, **{**pipes, **options})
+
+
+def run(script, flags):
+    process = start(script, f"{FLAGS.replace('--no-cuda', '')} {EXTRA[script]} {flags}")
+    out, err = process.communicate(timeout=120)
+    return process.returncode, out, err
+
+
+# ---------------------------------------------------------------- folders and files
+
+
+def test_two_runs_that_start_in_one_second_have_two_folders(monkeypatch):
+    monkeypatch.setattr(time, "time", lambda: 1.7e9)
+    assert train() == train() == train() == 0
+    assert sorted(path.name for path in pathlib.Path("runs").iterdir()) == [
+        "Moat__ppo__1__1700000000", "Moat__ppo__1__1700000000_2", "Moat__ppo__1__1700000000_3",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("resumed", [False, True], ids=["new", "resumed"])
+def test_a_second_process_on_a_folder_is_refused(resumed, capsys):
+    flags = f"{FLAGS} {LONG}".replace("--no-cuda", "")
+    if resumed:
+        assert train() == 0
+        flags = f"--resume {the_run()} --total-timesteps 1000000000"
+    process = start(ppo, flags)
+    try:
+        for _ in range(5):
+            process.stdout.readline()
+        capsys.readouterr()
+        assert resume(ppo, the_run(), "--total-timesteps 2000000000") == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line == f"--resume {the_run()}: another process is training in this folder"
+        process.kill()
+        process.wait()
+        done = checkpoint(the_run())["global_step"]
+        assert resume(ppo, the_run(), f"--total-timesteps {done + 128}") == 0  # the lock went with the process
+    finally:
+        process.kill()
+
+
+def test_at_every_moment_checkpoint_pt_is_a_whole_one(monkeypatch, tmp_path):
+    seen = []
+
+    def watched(function):
+        def call(*args, **kwargs):
+            seen.append(checkpoint(tmp_path)["i"])
+            result = function(*args, **kwargs)
+            seen.append(checkpoint(tmp_path)["i"])
+            return result
+
+        return call
+
+    harness.checkpoints.save_checkpoint(tmp_path, encode({"i": 0}))
+    for name in ("replace", "link", "remove", "fsync"):
+        monkeypatch.setattr(os, name, watched(getattr(os, name)))
+    for i in range(1, 4):
+        harness.checkpoints.save_checkpoint(tmp_path, encode({"i": i}))
+        assert checkpoint(tmp_path)["i"] == i and checkpoint(tmp_path, "checkpoint_previous.pt")["i"] == i - 1
+    assert set(seen) == {0, 1, 2, 3} and seen == sorted(seen)
+
+
+def test_a_file_system_without_hard_links(monkeypatch, tmp_path):
+    monkeypatch.setattr(os, "link", lambda *paths: (_ for _ in ()).throw(PermissionError(1, "not permitted")))
+    for i in range(3):
+        harness.checkpoints.save_checkpoint(tmp_path, encode({"i": i}))
+    assert checkpoint(tmp_path)["i"] == 2 and checkpoint(tmp_path, "checkpoint_previous.pt")["i"] == 1
+
+
+# ---------------------------------------------------------------- other people's checkpoints
+
+PAYLOAD = """
+import pathlib
+pathlib.Path("PAYLOAD").touch()
+class E:
+    def reset(self): ...
+    def step(self): ...
+class Agent: ...
+"""
+
+
+def forged(folder, **changes):
+    """A valid checkpoint of ppo.py with some entries replaced, in runs/{folder}."""
+    assert train() == 0
+    saved = checkpoint(the_run())
+    for key, value in changes.items():
+        (saved["args"] if key == "env_id" else saved)[key] = value
+    path = pathlib.Path(folder)
+    path.mkdir(parents=True)
+    (path / "checkpoint.pt").write_bytes(bytes(encode(saved)))
+    return path
+
+
+@pytest.mark.parametrize("folder", ["runs/x", "downloads/x"])
+@pytest.mark.parametrize("depth, changes", [
+    ("", {"script": "{abs}/payload"}),
+    ("", {"script": "../{folder}/payload"}),
+    ("", {"script": "{folder}/payload"}),
+    ("", {"script": "payload.py/../payload"}),
+    ("", {"script": ""}),
+    ("", {"env_id": "{module}.payload:E"}),
+    ("", {"env_id": "gymnasium:{module}.payload:E"}),
+    ("sub/", {"env_id": "{module}.sub.payload:E"}),
+    ("package/__init__", {"env_id": "{module}.package:E"}),
+    ("package/__init__", {"env_id": "{module}.package.missing:E"}),
+])  # fmt: skip
+def test_a_checkpoint_runs_no_code_that_came_with_it(folder, depth, changes, capsys):
+    values = dict(abs=os.path.abspath(folder), folder=folder, module=folder.replace("/", "."))
+    path = forged(folder, **{key: value.format(**values) for key, value in changes.items()})
+    payload = path / (depth + ".py" if depth.endswith("init__") else depth + "payload.py")
+    payload.parent.mkdir(exist_ok=True)
+    payload.write_text(PAYLOAD)
+    for play in (lambda: evaluate.main([str(path), "--no-cuda"]), lambda: ppo.main(["--resume", str(path)])):
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as end:
+            play()
+        (line,) = capsys.readouterr().err.splitlines()
+        assert end.value.code == 2 and str(path) in line
+    assert not pathlib.Path("PAYLOAD").exists()
+
+
+@pytest.mark.parametrize("changes", [{"script": "payload"}, {"env_id": "payload:E"}])
+def test_nor_does_it_from_within_the_runs_folder(changes, monkeypatch, capsys):
+    path = forged("downloads/x", **changes)
+    (path / "payload.py").write_text(PAYLOAD)
+    monkeypatch.chdir(path)
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as end:
+        evaluate.main([".", "--no-cuda"])
+    assert end.value.code == 2 and len(capsys.readouterr().err.splitlines()) == 1
+    assert not pathlib.Path("PAYLOAD").exists()
+
+
+@pytest.mark.parametrize("env_id", ["subprocess:Popen", "os:system", "pathlib:Path"])
+def test_a_class_that_is_no_environment_is_not_called(env_id, capsys):
+    path = forged("runs/x", env_id=env_id)
+    assert resume(ppo, path) == 2
+    assert "not a class with reset and step" in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_a_pickle_payload_is_refused(tmp_path, capsys):
+    class Payload:
+        def __reduce__(self):
+            return (os.mkdir, (str(tmp_path / "PAYLOAD"),))
+
+    path = forged("runs/x")
+    torch.save({**checkpoint(path), "state": Payload()}, path / "checkpoint.pt")
+    assert resume(ppo, path) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1 and not (tmp_path / "PAYLOAD").exists()
+
+
+def test_the_users_own_environment_in_the_working_directory_is_found(capsys):
+    pathlib.Path("my_task.py").write_text("from tests.scripts.test_faults import Still\n")
+    assert train(ppo, "--env-id my_task:Still") == 0 == resume(ppo, the_run())
+    evaluate.main([str(the_run()), "--episodes", "2", "--no-cuda"])
+    assert "my_task:Still" in capsys.readouterr().out
+
+
+# ---------------------------------------------------------------- full disks
+
+
+def logged(folder):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(folder), size_guidance={"scalars": 0})
+    events.Reload()
+    return [event.step // 128 for event in events.Scalars("charts/learning_rate")]
+
+
+def between(monkeypatch, actions):
+    """actions: iteration -> what is done before that iteration's checkpoint and log."""
+    save = harness.run.Run.checkpoint
+
+    def checkpoint(self, iteration, global_step):
+        actions.get(iteration, lambda: None)()
+        save(self, iteration, global_step)
+
+    monkeypatch.setattr(harness.run.Run, "checkpoint", checkpoint)
+
+
+@pytest.fixture
+def small_disk(tmp_path, monkeypatch):
+    """The working directory on a disk of 1 MB; fill() and free() it."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(disk)], capture_output=True).returncode:
+        pytest.skip("may not mount a tmpfs")
+    monkeypatch.chdir(disk)
+
+    def fill():
+        with pytest.raises(OSError), open("filler", "wb", buffering=0) as file:
+            while True:
+                file.write(bytes(4096))
+
+    yield fill, lambda: os.remove("filler")
+    monkeypatch.chdir(tmp_path)
+    subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_a_full_disk_costs_the_log_not_the_run(small_disk, monkeypatch, capsys):
+    fill, free = small_disk
+    between(monkeypatch, {3: fill, 7: free})
+    assert train() == 0
+    assert [line.split(":")[0] for line in capsys.readouterr().err.splitlines()] == [
+        "no checkpoint", "no log", "the log is written again", "the checkpoint is written again",
+    ]  # fmt: skip
+    assert checkpoint(the_run())["iteration"] == 8
+    assert logged(the_run()) in ([1, 2, 7, 8], [1, 2, 3, 7, 8])
+    assert not list(the_run().glob("*tmp*"))
+
+
+def test_a_disk_that_stays_full_to_the_end(small_disk, monkeypatch, capsys):
+    fill, _ = small_disk
+    between(monkeypatch, {4: fill})
+    assert train() == 0
+    assert len(capsys.readouterr().err.splitlines()) == 2
+    assert checkpoint(the_run())["iteration"] == 3
+
+
+def test_two_outages_are_reported_twice(monkeypatch, capsys):
+    """Without mount: the writer's thread dies in iterations 2 and 5, as it does on a full disk."""
+    from tensorboard.summary.writer.record_writer import RecordWriter
+
+    write, full = RecordWriter.write, []
+
+    def broken(self, data):
+        if full:
+            raise OSError(28, "No space left on device")
+        write(self, data)
+
+    monkeypatch.setattr(RecordWriter, "write", broken)
+    between(monkeypatch, {i: full.clear if i in (3, 6) else lambda: full.append(1) for i in (2, 3, 5, 6)})
+    assert train() == 0
+    lines = capsys.readouterr().err.splitlines()
+    assert ["again" in line for line in lines] == [False, True, False, True]
+    assert logged(the_run()) == [1, 3, 4, 6, 7, 8]
+
+
+def test_a_run_does_not_start_on_a_full_disk(monkeypatch, capsys):
+    monkeypatch.setattr(os, "makedirs", lambda *args, **kwargs: (_ for _ in ()).throw(OSError(28, "No space left")))
+    assert train() == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "No space left" in line
+
+
+# ---------------------------------------------------------------- every checkpoint can be loaded
+
+
+class Still(VectorEnv):
+    """Nothing moves; episodes of five steps."""
+
+    num_obs, num_actions, max_episode_steps = 3, 2, 5
+
+    def reset_where(self, mask):
+        pass
+
+    def advance(self, action):
+        no = torch.zeros(self.num_envs, dtype=torch.bool)
+        return action.sum(1), no, no.clone()
+
+    def observe(self):
+        return torch.ones(self.num_envs, 3)
+
+
+class WithNumpy(Still):
+    late = 0
+
+    def state_dict(self):
+        self.calls = getattr(self, "calls", 0) + 1
+        counts = np.zeros(3) if self.calls > self.late else None
+        return {**super().state_dict(), "mine": {"counts": [1, counts]}}
+
+
+class WithNumpyLater(WithNumpy):
+    late = 2  # at the start and in iteration 3
+
+
+def test_a_state_that_cannot_be_loaded_is_refused_at_the_start(capsys):
+    assert train(ppo, f"--env-id {__name__}:WithNumpy") == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "state.env.mine.counts.1 (numpy.ndarray)" in line and "tensors" in line
+    assert not pathlib.Path("runs").exists()
+
+
+def test_one_that_cannot_later_replaces_no_good_one(capsys):
+    assert train(ppo, f"--env-id {__name__}:WithNumpyLater") == 0
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("no checkpoint: state.env.mine.counts.1 (numpy.ndarray)")
+    assert checkpoint(the_run())["iteration"] == 3
+
+
+def test_no_flipped_bit_is_loaded():
+    data = bytes(encode({"weights": torch.randn(500), "more": {"a": [1, 2.0, "x", None, (True,)]}}))
+    decode(data)
+    bits = random.Random(0).sample(range(8 * len(data)), 300) + list(range(8 * len(data) - 8 * 60, 8 * len(data)))
+    for bit in bits:  # the last 60 bytes: end of the zip's directory, length of the comment, checksum
+        flipped = bytearray(data)
+        flipped[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(Exception):
+            decode(bytes(flipped))
+
+
+def entries(value, path=()):
+    """All paths to the leaves and dicts of nested dicts."""
+    if path:
+        yield path
+    if isinstance(value, dict):
+        for key, child in value.items():
+            yield from entries(child, path + (key,))
+
+
+def damages(saved):
+    """(what, checkpoint) with each entry missing, of another type, and, if a tensor, of another shape."""
+    for path in entries(saved):
+        if path[-1] in ("device", "num_iterations", "resume"):  # of the process, not of the run
+            continue
+        if path[0] == "args" and path[1:] not in [(), ("env_id",)]:
+            kinds = ("type",)  # a flag that is missing has its default: older checkpoints
+        elif "param_groups" in path or path[0] in ("random", "seconds"):
+            kinds = ("missing", "type")
+        else:
+            kinds = ("missing", "type", "shape")
+        for kind in kinds:
+            root = parent = {**saved}
+            for key in path[:-1]:
+                parent[key] = {**parent[key]}
+                parent = parent[key]
+            old = parent[path[-1]]
+            if kind == "missing":
+                del parent[path[-1]]
+            elif kind == "type":
+                parent[path[-1]] = {"what": "ever"}
+            elif isinstance(old, torch.Tensor) and path[-1] != "generator":
+                parent[path[-1]] = torch.zeros(*old.shape, 2)
+            else:
+                continue
+            yield f"{kind} {'.'.join(map(str, path))}", root
+
+
+@pytest.mark.parametrize("script", [cpo, epo], ids=["cpo", "epo"])
+def test_a_damaged_checkpoint_is_one_line_and_nothing_is_touched(script, capsys):
+    assert train(script) == 0
+    folder = the_run()
+    saved = checkpoint(folder)
+    (folder / "checkpoint_previous.pt").unlink()
+    cases = list(damages(saved))
+    assert len(cases) > 200
+    wrong = []
+    for what, damaged in cases[:: int(os.environ.get("EVERY", 6))]:
+        (folder / "checkpoint.pt").write_bytes(bytes(encode(damaged)))
+        before = contents()
+        capsys.readouterr()
+        status = resume(script, folder)
+        line = capsys.readouterr().err
+        expected = f"--resume {folder}: checkpoint.pt cannot be read: "
+        if not (status == 2 and line.startswith(expected) and line.count("\n") == 1 and contents() == before):
+            wrong.append((what, line))
+            (folder / "checkpoint_previous.pt").unlink(missing_ok=True)
+    assert wrong == []
+
+
+def test_the_one_before_is_taken_where_it_is_whole(capsys):
+    assert train(epo) == 0
+    folder = the_run()
+    saved, files = checkpoint(folder), contents(folder)
+    for entry in ("agent", "optimizer", "obs", "lineage_stats"):
+        for path, data in files.items():
+            path.write_bytes(data)
+        state = {name: value for name, value in saved["state"].items() if name != entry}
+        (folder / "checkpoint.pt").write_bytes(bytes(encode({**saved, "state": state})))
+        capsys.readouterr()
+        assert resume(epo, folder) == 0
+        captured = capsys.readouterr()
+        (line,) = captured.err.splitlines()
+        assert line.startswith(f"going on from {folder}/checkpoint_previous.pt: checkpoint.pt") and entry in line
+        assert captured.out.splitlines()[1].split()[0] == "896"  # iteration 7 of 128 steps each
+
+
+# ---------------------------------------------------------------- signals, pipes, the clock
+
+
+def stopped(process):
+    out, err = process.communicate(timeout=60)
+    assert err == ""
+    saved = checkpoint(the_run())
+    assert f"{saved['global_step']:,}" in out.splitlines()[-2]
+    return process.returncode
+
+
+@pytest.mark.parametrize("signum", [signal.SIGHUP, signal.SIGTERM, signal.SIGINT])
+def test_a_signal_saves(signum):
+    process = start(ppo, f"{FLAGS} {LONG} --checkpoint-interval 0")
+    for _ in range(4):
+        process.stdout.readline()
+    process.send_signal(signum)
+    assert stopped(process) == 128 + signum
+
+
+def test_nohup_outlives_the_terminal():
+    process = start(ppo, f"{FLAGS} {LONG} --checkpoint-interval 0", prefix="nohup")
+    for _ in range(4):
+        process.stdout.readline()
+    process.send_signal(signal.SIGHUP)
+    for _ in range(20):
+        assert process.stdout.readline()
+    process.terminate()
+    process.communicate()
+    assert process.returncode == 128 + signal.SIGTERM
+
+
+def test_a_pipe_that_is_closed_saves_and_ends_quietly():
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = f"{sys.executable} {ROOT}/ppo.py {FLAGS} {LONG} --checkpoint-interval 0 | head -3; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 128 + signal.SIGPIPE and done.stderr == "" and len(done.stdout.splitlines()) == 3
+    assert checkpoint(the_run())["iteration"] >= 2
+
+
+@pytest.mark.parametrize("delay", [0.0, 0.3, 0.6])
+def test_ctrl_c_while_starting_is_one_line(delay):
+    """From the moment at which torch's libraries are loaded; the interpreter's own start is not ours."""
+    process = start(ppo, f"{FLAGS} --env-id Cartpole")
+    while "libtorch" not in pathlib.Path(f"/proc/{process.pid}/maps").read_text():
+        time.sleep(0.01)
+    time.sleep(delay)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (130, "interrupted\n") or "stopped" in out
+
+
+@pytest.mark.parametrize("moment", ["interval", "stop"])
+def test_a_second_signal_waits_for_the_checkpoint(moment, monkeypatch, capsys):
+    save, handler = harness.checkpoints.save_checkpoint, signal.getsignal(signal.SIGINT)
+
+    def interrupted(folder, data):
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGTERM)
+        save(folder, data)
+
+    monkeypatch.setattr(harness.checkpoints, "save_checkpoint", interrupted)
+    if moment == "stop":
+        between(monkeypatch, {2: lambda: os.kill(os.getpid(), signal.SIGTERM)})
+    assert train() == 128 + signal.SIGTERM and capsys.readouterr().err == ""
+    assert checkpoint(the_run())["iteration"] == (2 if moment == "stop" else 4)
+    assert signal.getsignal(signal.SIGINT) == handler
+
+
+def test_a_second_signal_ends_a_run_at_once_without_traceback(monkeypatch, capsys):
+    def twice():
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    between(monkeypatch, {4: twice})
+    assert train() == 130 and capsys.readouterr().err == ""
+    assert checkpoint(the_run())["iteration"] == 3
+
+
+def test_a_clock_that_is_set_back_changes_nothing(monkeypatch, capsys):
+    clock, offset = time.time, [0.0]
+    monkeypatch.setattr(time, "time", lambda: clock() + offset[0])
+    between(monkeypatch, {2: lambda: offset.append(offset.pop() - 864000.0)})
+    assert train() == 0
+    lines = capsys.readouterr().out.splitlines()[1:]
+    speeds = [int(re.search(r"([\d,]+) SPS", line).group(1).replace(",", "")) for line in lines]
+    assert all(speed > 0 for speed in speeds) and all("day" not in line for line in lines)
+    assert checkpoint(the_run())["seconds"] < 60
+
+
+# ---------------------------------------------------------------- refusals
+
+
+@pytest.mark.parametrize("flags, name, fits", [
+    ("--num-envs 1000000000 --num-agents 1000", "--num-envs", True),
+    ("--num-steps 100000000", "--num-steps", True),
+    ("--lstm --lstm-size 100000000", "--lstm-size", True),
+    ("--latent-dim 1000000000", "--latent-dim", True),
+    ("--hidden-sizes 64 100000000", "--hidden-sizes", True),
+    ("--adversarial-coef 1 --discriminator-sizes 100000000 100000000", "--discriminator-sizes", True),
+    ("--learning-rate 1e300", "--learning-rate", False),
+    ("--learning-rate nan", "--learning-rate", False),
+    ("--max-grad-norm 1e300", "--max-grad-norm", False),
+    ("--critic-n-step 1000000000", "--critic-n-step", False),
+    ("--update-epochs 1000000000", "--update-epochs", False),
+    ("--seed 100000000000", "--seed", False),
+])  # fmt: skip
+def test_what_cannot_work_is_refused_before_anything_is_created(flags, name, fits, capsys):
+    assert train(cpo, f"--env-id Moat {flags}") == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(name) and not pathlib.Path("runs").exists()
+    assert not fits or "GB" in line and int(line.split("flags ")[1].split()[0]) >= 1
+
+
+def test_the_number_that_is_named_fits(monkeypatch, capsys):
+    """On a machine of 256 KB."""
+    sizes = {"SC_PHYS_PAGES": 64, "SC_PAGE_SIZE": 4096}
+    monkeypatch.setattr(os, "sysconf", sizes.get)
+    flags = "--num-steps 64 --num-agents 6 --num-envs"
+    assert train(sapg, f"--env-id Moat {flags} 6000") == 2
+    fits = int(capsys.readouterr().err.split("flags ")[1].split()[0])
+    assert fits % 6 == 0
+    assert train(sapg, f"--env-id Moat {flags} {2 * fits} --total-timesteps 1") == 2  # with the task's own sizes
+    while fits > 6 and train(sapg, f"--env-id Moat {flags} {fits} --total-timesteps 1") == 2:
+        fits = int(capsys.readouterr().err.split("flags ")[1].split()[0])
+    assert fits >= 6
+
+
+@pytest.mark.parametrize("value", ["", "nowhere", "runs"])
+def test_resume_needs_a_run(value, capsys):
+    with pytest.raises(SystemExit) as end:
+        ppo.main(["--resume", value])
+    (line,) = capsys.readouterr().err.splitlines()
+    assert end.value.code == 2 and line.startswith("--resume ") and not pathlib.Path("runs").exists()
+
+
+def test_any_number_of_steps_may_be_asked_for(monkeypatch, capsys):
+    between(monkeypatch, {2: lambda: os.kill(os.getpid(), signal.SIGTERM)})
+    assert train(epo, "--env-id Moat --total-timesteps 1000000000000000000") == 143
+    assert capsys.readouterr().err == ""
+
+
+# ---------------------------------------------------------------- a user's own environment
+
+TASK = """
+import torch
+from envs.base import VectorEnv
+
+class Mine(VectorEnv):
+    num_obs, num_actions, max_episode_steps = 3, 2, 5
+    def __init__(self, num_envs, device, seed):
+        super().__init__(num_envs, device, seed)
+        {constructor}
+        self.calls = 0
+    def reset_where(self, mask):
+        {reset_where}
+    def advance(self, action):
+        self.calls += 1
+        {advance}
+        no = torch.zeros(self.num_envs, dtype=torch.bool)
+        return action.sum(1), no, no.clone()
+    def observe(self):
+        return torch.ones(self.num_envs, 3)
+    def load_state_dict(self, state):
+        {load}
+        super().load_state_dict(state)
+"""
+
+
+def write_task(**lines):
+    slots = dict.fromkeys(("constructor", "reset_where", "advance", "load"), "pass")
+    pathlib.Path("mine.py").write_text(TASK.format(**{**slots, **lines}))
+
+
+@pytest.mark.parametrize("method, line, error", [
+    ("constructor", 'raise ValueError("constructor wants a file")', "ValueError in Mine.__init__"),
+    ("reset_where", "{}[3]", "KeyError in Mine.reset_where"),
+    ("advance", "if self.calls == 20: self.position", "AttributeError in Mine.advance"),
+])  # fmt: skip
+def test_an_error_in_the_users_environment_is_shown_as_it_is(method, line, error):
+    write_task(**{method: line})
+    status, _, err = run(ppo, "--env-id mine:Mine")
+    *trace, last = err.splitlines()
+    assert status == 1 and trace[0].startswith("Traceback") and f"mine.py\", line" in err
+    assert any(text.strip() == line.replace("if self.calls == 20: ", "") or line in text for text in trace)
+    assert last == f"--env-id mine:Mine: {error}"
+
+
+def test_an_error_in_the_users_load_state_dict_is_theirs():
+    write_task()
+    assert run(ppo, "--env-id mine:Mine")[0] == 0
+    write_task(load="1 / 0")
+    process = start(ppo, f"--resume {the_run()} --total-timesteps 2048")
+    err = process.communicate()[1]
+    assert process.returncode == 1
+    assert err.startswith("Traceback") and err.splitlines()[-1].endswith("ZeroDivisionError in Mine.load_state_dict")
+
+
+@pytest.mark.parametrize("text, status, last", [
+    ("import sys\nsys.exit(0)", 2, "calls sys.exit when imported"),
+    ("def f(:", 2, "invalid syntax"),
+    ("import no_such_package", 2, "No module named 'no_such_package'"),
+    ("class Other: pass", 2, "no attribute 'Mine'"),
+    ("Mine = 3", 2, "not a class"),
+    ("x = 1 / 0", 1, "--env-id mine:Mine: ZeroDivisionError in mine"),
+])  # fmt: skip
+def test_a_module_that_cannot_be_imported(text, status, last):
+    pathlib.Path("mine.py").write_text(text)
+    code, out, err = run(ppo, "--env-id mine:Mine")
+    assert code == status and out == "" and last in err.splitlines()[-1]
+    assert len(err.splitlines()) == 1 or status == 1
+    assert not pathlib.Path("runs").exists()
+
+
+def changed(**changes):
+    """A subclass of Still with attributes or methods replaced; a result that a function changes."""
+    return type("Broken", (Still,), changes)
+
+
+def step_with(**changes):
+    def step(self, action):
+        names = ("obs", "reward", "terminated", "truncated", "info")
+        result = dict(zip(names, Still.step(self, action)))
+        for name, change in changes.items():
+            target = result if name in result else result["info"] if name in result["info"] else result["info"]["episode"]
+            target[name] = change(target[name])
+        return tuple(result[name] for name in names)
+
+    return changed(step=step)
+
+
+N = 16
+BROKEN = {
+    "num_obs 0": (changed(num_obs=0), "num_obs is 0"),
+    "num_obs missing": (changed(num_obs=None), "num_obs is None"),
+    "num_actions 0": (changed(num_actions=0), "num_actions is 0"),
+    "num_actions float": (changed(num_actions=2.0), "num_actions is 2.0"),
+    "reset None": (changed(reset=lambda self: None), "a NoneType"),
+    "reset numpy": (changed(reset=lambda self: np.ones((N, 3))), "a ndarray"),
+    "reset shape": (changed(reset=lambda self: torch.ones(N, 1)), "shape (16, 1)"),
+    "reset double": (changed(reset=lambda self: torch.ones(N, 3).double()), "float64"),
+    "reset nan": (changed(reset=lambda self: torch.full((N, 3), float("nan"))), "not finite"),
+    "reset device": (changed(reset=lambda self: torch.ones(N, 3, device="meta")), "on meta"),
+    "reset tuple": (changed(reset=lambda self: (torch.ones(N, 3), {})), "a tuple"),
+    "step None": (changed(step=lambda self, action: None), "a NoneType"),
+    "step of four": (changed(step=lambda self, action: Still.step(self, action)[:4]), "a tuple of 4"),
+    "obs shape": (step_with(obs=lambda x: x[:, :1]), "shape (16, 1)"),
+    "obs numpy": (step_with(obs=lambda x: x.numpy()), "a ndarray"),
+    "obs inf": (step_with(obs=lambda x: x / 0), "not finite"),
+    "reward scalar": (step_with(reward=lambda x: x.mean()), "reward is a torch.float32 tensor of shape ()"),
+    "reward column": (step_with(reward=lambda x: x[:, None]), "shape (16, 1)"),
+    "reward list": (step_with(reward=lambda x: x.tolist()), "a list"),
+    "reward int": (step_with(reward=lambda x: x.long()), "int64"),
+    "reward nan": (step_with(reward=lambda x: x * float("nan")), "reward is not finite"),
+    "terminated float": (step_with(terminated=lambda x: x.float()), "terminated is a torch.float32"),
+    "terminated bool": (step_with(terminated=lambda x: False), "terminated is a bool"),
+    "truncated shape": (step_with(truncated=lambda x: x[:3]), "shape (3,)"),
+    "both": (step_with(terminated=lambda x: ~x & True, truncated=lambda x: x | True), "both terminated and truncated"),
+    "info None": (step_with(info=lambda x: None), "info is a NoneType"),
+    "info empty": (step_with(info=lambda x: {}), "without final_obs, episode, metrics"),
+    "final_obs missing": (step_with(info=lambda x: {k: x[k] for k in ("episode", "metrics")}), "without final_obs"),
+    "final_obs shape": (step_with(final_obs=lambda x: x[0]), "shape (3,)"),
+    "episode None": (step_with(episode=lambda x: None), "a NoneType"),
+    "no objective": (step_with(episode=lambda x: {k: x[k] for k in ("done", "return", "length")}), "without objective"),
+    "done float": (step_with(done=lambda x: x.float()), '["done"] is a torch.float32'),
+    "length int": (step_with(length=lambda x: x.long()), '["length"] is a torch.int64'),
+    "objective scalar": (step_with(objective=lambda x: x.mean()), '["objective"]'),
+    "metrics list": (step_with(metrics=lambda x: []), '["metrics"] is a list'),
+    "metric text": (step_with(metrics=lambda x: {"a": "b"}), '["a"] is a str'),
+    "metric vector": (step_with(metrics=lambda x: {"a": torch.ones(3)}), '["a"] is a Tensor'),
+    "no state_dict": (changed(state_dict=None), "the method state_dict is missing"),
+    "num_envs": (changed(num_envs=property(lambda self: 3, lambda self, n: None)), "num_envs is 3"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_environment_is_one_line(name, monkeypatch, capsys):
+    broken, expected = BROKEN[name]
+    monkeypatch.setattr(sys.modules[__name__], "Broken", broken, raising=False)
+    assert train(sapg, f"--env-id {__name__}:Broken") == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"--env-id {__name__}:Broken: ") and expected in line and ", must be " in line
+
+
+def test_after_its_first_calls_an_environment_is_left_alone(monkeypatch):
+    made = []
+    make = harness.flags.envs.make
+    monkeypatch.setattr(harness.flags.envs, "make", lambda *args: made.append(make(*args)) or made[0])
+    assert train(ppo, f"--env-id {__name__}:Still") == 0
+    assert made[0].step.__func__ is VectorEnv.step and made[0].reset.__func__ is VectorEnv.reset
