@@ -146,5 +146,7 @@ class LineageStats:
         return dict(vars(self))
 
     def load_state_dict(self, state):
-        self.generation, self.pending, self.completed = (state[key] for key in vars(self))
-        self.scalars()  # raises where `completed` is damaged
+        """Raises an exception where an entry is missing or damaged."""
+        self.generation = int(state["generation"])
+        self.pending = {int(child): (float(own), float(parents)) for child, (own, parents) in state["pending"].items()}
+        self.completed = [(float(child), float(own), float(parents)) for child, own, parents in state["completed"]]

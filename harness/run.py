@@ -64,6 +64,8 @@ class Run:
         """Go on from a checkpoint. Raises an exception if it does not fit, and may then be called with another one."""
         exact = getattr(self.state["env"], "resumes_exactly", True)
         for name, value in self.state.items():
+            if isinstance(value, torch.optim.Optimizer):  # as here, not as where it was written
+                saved["state"][name]["param_groups"][0]["fused"] = value.param_groups[0]["fused"]
             if not isinstance(value, torch.Tensor):
                 value.load_state_dict(saved["state"][name])
             elif saved["state"][name].shape != value.shape:  # copy_ would broadcast
@@ -71,7 +73,6 @@ class Run:
             elif exact:
                 value.copy_(saved["state"][name])
             if isinstance(value, torch.optim.Optimizer):
-                value.param_groups[0]["fused"] = self.args.device == "cuda" and name == "optimizer"  # not where written
                 try_step(value)
         self.iteration, self.global_step = saved["iteration"], saved["global_step"]
         self.start_time = time.monotonic() - saved["seconds"]

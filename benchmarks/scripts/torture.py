@@ -4,6 +4,7 @@ Everything happens to epo.py on Moat in a temporary folder. The full disk is a t
 """
 
 import argparse
+import contextlib
 import os
 import pathlib
 import random
@@ -101,7 +102,7 @@ def fill_disk(folder, figures):
             print("no right to mount a tmpfs: full disk left out")
             return
         try:
-            process = start(FLAGS.replace("1000000000000", str(3072 * 400)), disk)
+            process = start(FLAGS.replace("1000000000000", str(3072 * 150)), disk)
             for _ in range(20):
                 process.stdout.readline()
             with open(disk / "filler", "wb", buffering=0) as file:
@@ -163,7 +164,8 @@ def main():
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
     draw, figures, seconds = random.Random(args.seed), Figures(), 60 * args.minutes
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as at_end:
+        at_end.callback(figures.print)
         for name in ("kills", "looks", "soak", "disk"):
             os.mkdir(os.path.join(folder, name))
         kill_and_resume(f"{folder}/kills", time.monotonic() + 0.5 * seconds, figures, draw)
@@ -171,7 +173,6 @@ def main():
         look(f"{folder}/looks", 0.1 * seconds, figures)
         fill_disk(f"{folder}/disk", figures)
         soak(f"{folder}/soak", 0.25 * seconds, figures)
-    figures.print()
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ import cpo
 import epo
 import evaluate
 import harness.checkpoints
+import harness.flags
 import harness.run
 import ppo
 import sapg
@@ -396,6 +397,8 @@ def damages(saved):
     for path in entries(saved):
         if path[-1] in ("device", "num_iterations", "resume"):  # of the process, not of the run
             continue
+        if "optimizer" in str(path[1:2]) and (path[-1] == "state" or isinstance(path[-1], int)):
+            continue  # a parameter may be frozen, which has no moments
         if path[0] == "args" and path[1:] not in [(), ("env_id",)]:
             kinds = ("type",)  # a flag that is missing has its default: older checkpoints
         elif "param_groups" in path or path[0] in ("random", "seconds"):
@@ -428,7 +431,7 @@ def test_a_damaged_checkpoint_is_one_line_and_nothing_is_touched(script, capsys)
     cases = list(damages(saved))
     assert len(cases) > 200
     wrong = []
-    for what, damaged in cases[:: int(os.environ.get("EVERY", 6))]:
+    for what, damaged in cases[::6]:
         (folder / "checkpoint.pt").write_bytes(bytes(encode(damaged)))
         before = contents()
         capsys.readouterr()
