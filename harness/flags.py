@@ -72,9 +72,9 @@ def check_common_args(args):
     if args.engine == "warp" and args.cuda and args.device == "cpu":
         refuse("--engine", "warp", "needs a CUDA GPU, none was found; with --no-cuda it runs on the CPU, slowly")
     for f in fields(args):
-        value, largest = getattr(args, f.name), LARGEST.get(f.name, 1e6)
+        value, largest = getattr(args, f.name), LARGEST.get(f.name, 1e18)
         if (isinstance(value, float) or f.name in LARGEST) and not 0 <= value <= largest:
-            refuse(flag(f.name), value, f"must be between 0 and {largest:,.0f}")
+            refuse(flag(f.name), value, f"must be between 0 and {largest:g}")
     for name in ("num_envs", "total_timesteps", "num_steps", "num_minibatches", "update_epochs", "lstm_size"):
         if getattr(args, name) < 1:
             refuse(flag(name), getattr(args, name), "must be at least 1")
