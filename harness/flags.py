@@ -18,7 +18,7 @@ from harness.checkpoints import load_checkpoint, refuse
 from harness.hyperparameters import CPU
 from harness.run import script_name
 
-LARGEST = {"learning_rate": 1.0, "gamma": 1.0, "gae_lambda": 1.0, "update_epochs": 1_000}  # other floats: 1e6
+LARGEST = {"learning_rate": 1.0, "gamma": 1.0, "gae_lambda": 1.0, "update_epochs": 1_000}  # other floats: 1e18
 SIZES = "num_envs num_steps hidden_sizes discriminator_sizes lstm_size latent_dim num_agents".split()
 MAY_CHANGE = "total_timesteps checkpoint_interval diagnostics_interval resume cuda device num_iterations".split()
 

@@ -125,8 +125,8 @@ def test_the_action_noise_comes_back_from_its_bound(train, script, monkeypatch):
 @every_script
 def test_leader_return_is_of_the_leaders_episodes_that_finished_in_the_iteration(train, script, logged):
     """Where none did the last value stands."""
-    run = train(script, f"{FLAGS[script]} --num-steps 2 --total-timesteps 960")
-    n, T = 24 // getattr(run.args, "num_agents", 1), 2
+    run = train(script, f"{FLAGS[script]} --num-steps 1 --total-timesteps 480")
+    n, T = 24 // getattr(run.args, "num_agents", 1), 1
     returns, last, stood = torch.zeros(24), math.nan, 0
     last_objective = math.nan
     for iteration, row in enumerate(logged):
