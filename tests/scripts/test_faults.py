@@ -644,7 +644,7 @@ def test_an_error_in_the_users_environment_is_shown_as_it_is(method, line, error
     write_task(**{method: line})
     status, _, err = run(ppo, "--env-id mine:Mine")
     *trace, last = err.splitlines()
-    assert status == 1 and trace[0].startswith("Traceback") and f"mine.py\", line" in err
+    assert status == 1 and trace[0].startswith("Traceback") and "mine.py\", line" in err
     assert any(text.strip() == line.replace("if self.calls == 20: ", "") or line in text for text in trace)
     assert last == f"--env-id mine:Mine: {error}"
 
