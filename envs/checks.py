@@ -1,4 +1,4 @@
-"""Does an environment keep the contract of envs/base.py? Asked at its first reset and step; later calls cost nothing."""
+"""Does an environment keep the contract of envs/base.py? Asked once; later calls cost nothing."""
 
 import torch
 
@@ -7,7 +7,7 @@ EPISODE = "done return length objective".split()
 
 
 def check_first_calls(env, num_envs, refuse):
-    """Check what `env` is, and what its first reset() and step() return; refuse(line) where that breaks the contract."""
+    """Check what `env` is, and what its first reset() and step() return; refuse(line) if that is wrong."""
 
     def check(checked, *inputs):
         try:

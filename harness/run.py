@@ -69,7 +69,7 @@ class Run:
             if not isinstance(value, torch.Tensor):
                 value.load_state_dict(saved["state"][name])
             elif saved["state"][name].shape != value.shape:  # copy_ would broadcast
-                raise ValueError(f"{name} has shape {tuple(saved['state'][name].shape)}, must have {tuple(value.shape)}")
+                raise ValueError(f"{name} has shape {tuple(saved['state'][name].shape)}, not {tuple(value.shape)}")
             elif exact:
                 value.copy_(saved["state"][name])
             if isinstance(value, torch.optim.Optimizer):

@@ -101,8 +101,8 @@ def fill_disk(folder, figures):
         if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "none", str(disk)]).returncode:
             print("no right to mount a tmpfs: full disk left out")
             return
+        process = start(FLAGS.replace("1000000000000", str(3072 * 80)), disk)
         try:
-            process = start(FLAGS.replace("1000000000000", str(3072 * 150)), disk)
             for _ in range(20):
                 process.stdout.readline()
             with open(disk / "filler", "wb", buffering=0) as file:
@@ -119,6 +119,8 @@ def fill_disk(folder, figures):
             figures.add("disk full: status not 0, a traceback, or no checkpoint", wrong)
             figures.add("disk full: more than four lines about it", len(err.splitlines()) > 4)
         finally:
+            process.kill()
+            process.wait()
             subprocess.run(["umount", str(disk)], check=True)
 
 

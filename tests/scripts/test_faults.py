@@ -495,7 +495,8 @@ def test_nohup_outlives_the_terminal():
 
 def test_a_pipe_that_is_closed_saves_and_ends_quietly():
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command = f"{sys.executable} {ROOT}/ppo.py {FLAGS} {LONG} --checkpoint-interval 0 | head -3; exit ${{PIPESTATUS[0]}}"
+    flags = f"{FLAGS} {LONG} --checkpoint-interval 0"
+    command = f"{sys.executable} {ROOT}/ppo.py {flags} | head -3; exit ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", command], env=environment, capture_output=True, text=True, timeout=60)
     assert done.returncode == 128 + signal.SIGPIPE and done.stderr == "" and len(done.stdout.splitlines()) == 3
     assert checkpoint(the_run())["iteration"] >= 2
@@ -644,7 +645,7 @@ def test_an_error_in_the_users_environment_is_shown_as_it_is(method, line, error
     write_task(**{method: line})
     status, _, err = run(ppo, "--env-id mine:Mine")
     *trace, last = err.splitlines()
-    assert status == 1 and trace[0].startswith("Traceback") and f"mine.py\", line" in err
+    assert status == 1 and trace[0].startswith("Traceback") and "mine.py\", line" in err
     assert any(text.strip() == line.replace("if self.calls == 20: ", "") or line in text for text in trace)
     assert last == f"--env-id mine:Mine: {error}"
 
@@ -685,7 +686,8 @@ def step_with(**changes):
         names = ("obs", "reward", "terminated", "truncated", "info")
         result = dict(zip(names, Still.step(self, action)))
         for name, change in changes.items():
-            target = result if name in result else result["info"] if name in result["info"] else result["info"]["episode"]
+            info = result["info"]
+            target = next(x for x in (result, info, info["episode"]) if name in x)
             target[name] = change(target[name])
         return tuple(result[name] for name in names)
 
