@@ -166,13 +166,13 @@ class MujocoCpu:
         self.sensors.copy_(state["sensors"])
         self._refresh(np.arange(self.num_envs))
 
-    def render(self, index, camera=-1, width=640, height=480, markers=None, radii=None, trail=None):
+    def render(self, index, camera=-1, width=640, height=480, markers=None, zone=None, trail=None):
         """World `index` as an (height, width, 3) uint8 numpy image, off-screen; see `Renderer.render`."""
         _, qpos, qvel = np.split(self._state[index], [1, 1 + self.nq])
         mocap_pos = self._mocap_pos[index, 0].reshape(-1, 3)
         mocap_quat = self._mocap_quat[index, 0].reshape(-1, 4)
         return self._renderer.render(
-            index, qpos, qvel, mocap_pos, mocap_quat, camera, width, height, markers, radii, trail
+            index, qpos, qvel, mocap_pos, mocap_quat, camera, width, height, markers, zone, trail
         )
 
     def _refresh(self, rows):

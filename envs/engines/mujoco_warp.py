@@ -207,10 +207,10 @@ class MujocoWarp:
         self._mocap_quat.copy_(quat.view_as(self._mocap_quat))
         wp.capture_launch(self._read_graph)
 
-    def render(self, index, camera=-1, width=640, height=480, markers=None, radii=None, trail=None):
+    def render(self, index, camera=-1, width=640, height=480, markers=None, zone=None, trail=None):
         """World `index` as an (height, width, 3) uint8 numpy image, off-screen, by MuJoCo; see `Renderer.render`."""
         state = [x[index].cpu().numpy() for x in (self.qpos, self.qvel, self._mocap_pos, self._mocap_quat)]
-        return self._renderer.render(index, *state, camera, width, height, markers, radii, trail)
+        return self._renderer.render(index, *state, camera, width, height, markers, zone, trail)
 
     def _initial(self):
         """What `state_dict` returns for worlds in the initial states of their models."""

@@ -12,8 +12,9 @@ import numpy as np
 import torch
 
 CACHED_MODELS = 64  # worlds may have models of their own; compiling one takes some ms
-TRAIL_LENGTH, TRAIL_WIDTH, TRAIL_JUMP = 40, 0.006, 0.3  # images; m; m: whoever moves farther was put elsewhere
-TRAIL_COLOUR = (0.98, 0.45, 0.05)
+TRAIL_LENGTH, TRAIL_WIDTH, TRAIL_COLOUR = 40, 0.008, (0.98, 0.45, 0.05)  # images, m
+JUMP = 0.3  # m: a body that moved farther between two images was put elsewhere
+ZONE_WIDTH, ZONE_COLOUR = 0.0018, (0.10, 0.65, 0.30)  # m
 
 
 class Renderer:
@@ -28,13 +29,13 @@ class Renderer:
         self._renderer = self._size = None
         self._trails = collections.defaultdict(lambda: collections.deque(maxlen=TRAIL_LENGTH))  # world -> positions
 
-    def render(self, index, qpos, qvel, mocap_pos, mocap_quat, camera, width, height, markers, radii, trail):
+    def render(self, index, qpos, qvel, mocap_pos, mocap_quat, camera, width, height, markers, zone, trail):
         """World `index` as an (height, width, 3) uint8 numpy image.
 
         qpos (nq,), qvel (nv,), mocap_pos (M, 3), mocap_quat (M, 4) numpy, SI units
         camera: the name of a camera of the model, a mujoco.MjvCamera, or -1 for MuJoCo's free camera.
         markers: where to draw mocap bodies instead, name -> position (3,) m, or position and quaternion (7,).
-        radii: of spheres, name of the geom -> m.
+        zone: the sphere to show, centre (3,) m and radius (m), or None.
         trail: the name of a body; a line shows where it was in the last images of this world. None: no line.
         """
         model = self._compile(index % len(self._models))
@@ -49,8 +50,6 @@ class Renderer:
             data.mocap_pos[mocap] = pose[:3]
             if len(pose) == 7:
                 data.mocap_quat[mocap] = pose[3:]
-        for name, radius in (radii or {}).items():
-            model.geom(name).size[0] = float(radius)
         mujoco.mj_forward(model, data)
         # Not Renderer.update_scene, which draws only the model that it was made for. The models of one engine have the
         # same structure and textures, so one renderer, slow to create, serves them all.
@@ -58,23 +57,33 @@ class Renderer:
             model, data, mujoco.MjvOption(), None, _find_camera(model, camera), mujoco.mjtCatBit.mjCAT_ALL.value,
             self._renderer.scene,
         )  # fmt: skip
+        if zone is not None:
+            _draw_sphere(self._renderer.scene, torch.as_tensor(zone[0]).cpu().numpy(), float(zone[1]))
         if trail is not None:
-            self._trails[index].append(data.body(trail).xpos.copy())
-            _draw_line(self._renderer.scene, self._trails[index])
+            points = self._trails[index]
+            points.append(data.body(trail).xpos.copy())
+            fading = [(*TRAIL_COLOUR, i / len(points)) for i in range(1, len(points))]
+            _draw_line(self._renderer.scene, list(points), TRAIL_WIDTH, fading)
         return self._renderer.render()
 
 
-def _draw_line(scene, points):
-    """Add a line through points to a mujoco.MjvScene; it fades towards the first of them."""
-    points = list(points)
-    for i, (first, second) in enumerate(zip(points, points[1:]), start=1):
-        if not 0.0 < np.linalg.norm(second - first) < TRAIL_JUMP or scene.ngeom == scene.maxgeom:
-            continue
-        geom, colour = scene.geoms[scene.ngeom], np.array([*TRAIL_COLOUR, i / len(points)], np.float32)
-        capsule = mujoco.mjtGeom.mjGEOM_CAPSULE
-        mujoco.mjv_initGeom(geom, capsule, np.zeros(3), np.zeros(3), np.eye(3).ravel(), colour)
-        mujoco.mjv_connector(geom, capsule, TRAIL_WIDTH, first, second)
-        scene.ngeom += 1
+def _draw_line(scene, points, width, colours):
+    """Add a line through points [(3,) m] to a mujoco.MjvScene; colours: rgba (4,) of each segment, width in m."""
+    capsule = mujoco.mjtGeom.mjGEOM_CAPSULE
+    for first, second, colour in zip(points, points[1:], colours):
+        if 0.0 < np.linalg.norm(second - first) < JUMP and scene.ngeom < scene.maxgeom:
+            geom, colour = scene.geoms[scene.ngeom], np.array(colour, np.float32)
+            mujoco.mjv_initGeom(geom, capsule, np.zeros(3), np.zeros(3), np.eye(3).ravel(), colour)
+            mujoco.mjv_connector(geom, capsule, width, first, second)
+            scene.ngeom += 1
+
+
+def _draw_sphere(scene, centre, radius):
+    """Add three great circles of a sphere. A transparent ball would throw a dark shadow on whatever is inside it."""
+    angles = np.linspace(0.0, 2.0 * np.pi, 49)
+    circle = np.stack([np.cos(angles), np.sin(angles), np.zeros(49)], 1) * radius
+    for axis in range(3):
+        _draw_line(scene, list(centre + np.roll(circle, axis, 1)), ZONE_WIDTH, [(*ZONE_COLOUR, 1.0)] * 48)
 
 
 def _find_camera(model, camera):

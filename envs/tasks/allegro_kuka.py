@@ -4,6 +4,8 @@ Shape letters: N num_envs, B bodies, F fingertips (4), K keypoints. Metres, seco
 Quaternions are w, x, y, z, except in the observation: x, y, z, w.
 """
 
+import functools
+
 import numpy as np
 import torch
 
@@ -123,7 +125,7 @@ class AllegroKukaBase(VectorEnv):
         super().__init__(num_envs, device, seed)
         self.num_obs = 93 + 6 * len(self.keypoint_pattern)
         scales = scene.object_scales(self.object_families)
-        models = (scene.build_scene(scale, self.goal_shape) for scale in scales[:num_envs])
+        models = [functools.partial(scene.build_scene, scale, self.goal_shape) for scale in scales[:num_envs]]
         bodies = [scene.PALM_BODY, *scene.FINGERTIP_BODIES, scene.OBJECT_BODY]
         self.engine = make_engine(
             engine, models, num_envs, scene.SUBSTEPS, bodies, self.device,
@@ -355,7 +357,11 @@ class AllegroKukaBase(VectorEnv):
         return self.step_metrics
 
     def render(self, index):
-        return self.engine.render(index, camera="overview")
+        return self.engine.render(index, camera="overview", zone=self.goal_zone(index))
+
+    def goal_zone(self, index):
+        """Where the object's centre counts as near the goal: centre (3,) m, radius m."""
+        return self.goal[index, :3], NEAR_FACTOR * self.tolerance
 
 
 class AllegroKukaRegrasping(AllegroKukaBase):
@@ -388,6 +394,11 @@ class AllegroKukaThrow(AllegroKukaBase):
 
     def push(self):
         return None
+
+    def render(self, index):
+        side = "right" if self.goal[index, 0] > 0.0 else "left"
+        zone = self.goal_zone(index)
+        return self.engine.render(index, camera="overview_" + side, zone=zone, trail=scene.OBJECT_BODY)
 
 
 class AllegroKukaReorientation(AllegroKukaBase):
