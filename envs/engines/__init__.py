@@ -4,7 +4,7 @@
 def make_engine(name, models, num_envs, substeps, bodies, device, *, max_contacts=32, max_constraints=128):
     """The engine called `name` with N = num_envs worlds; world i runs model i modulo their number.
 
-    name: "mujoco" or "warp"; models: an iterable of mujoco.MjSpec, read once; substeps, bodies: see MujocoCpu;
+    name: "mujoco" or "warp"; models: functions that return a mujoco.MjSpec; substeps, bodies: see MujocoCpu;
     max_contacts, max_constraints: buffer sizes per world, see MujocoWarp (MuJoCo itself allocates on demand).
     """
     if name == "mujoco":

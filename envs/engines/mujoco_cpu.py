@@ -39,12 +39,14 @@ class MujocoCpu:
     name = "mujoco"
 
     def __init__(self, models, num_envs, substeps, bodies, device):
-        """models: mujoco.MjSpec of the same structure (sizes, masses and gains may differ); a generator needs far less
-        memory than a list. substeps: timesteps of the model per control step. bodies: names of the bodies whose poses
-        are read; mocap bodies are not allowed, since they stay where `set_mocap` puts them.
+        """models: functions that return a mujoco.MjSpec, all of the same structure (sizes, masses and gains may differ).
+        What is only drawn is left out of the physics. substeps: timesteps of the model per control step. bodies: names
+        of the bodies whose poses are read; mocap bodies are not allowed, since they stay where `set_mocap` puts them.
         """
         self.models = []
-        for spec in models:
+        for build in models:
+            spec = build()
+            spec.compiler.discardvisual = True
             if not self.models:
                 # mj_step leaves poses one substep old, so they are read by one step of a model without forces and
                 # contacts. Poses and velocities do not depend on sizes and masses: this one model serves all worlds.
@@ -90,7 +92,7 @@ class MujocoCpu:
         self.qpos, self.qvel = self._joints.split([self.nq, self.nv], 1)
         self.body_pos, self.body_quat, self.body_linvel, self.body_angvel = self._poses.split([3, 4, 3, 3], 2)
         self.broken = torch.zeros(num_envs, dtype=torch.bool, device=self.device)
-        self._renderer = Renderer()
+        self._renderer = Renderer(models)
         self._refresh(np.arange(num_envs))
 
     def step(self, ctrl, xfrc=None):
@@ -164,13 +166,14 @@ class MujocoCpu:
         self.sensors.copy_(state["sensors"])
         self._refresh(np.arange(self.num_envs))
 
-    def render(self, index, camera=-1, width=640, height=480, markers=None):
+    def render(self, index, camera=-1, width=640, height=480, markers=None, zone=None, trail=None):
         """World `index` as an (height, width, 3) uint8 numpy image, off-screen; see `Renderer.render`."""
         _, qpos, qvel = np.split(self._state[index], [1, 1 + self.nq])
         mocap_pos = self._mocap_pos[index, 0].reshape(-1, 3)
         mocap_quat = self._mocap_quat[index, 0].reshape(-1, 4)
-        model = self._world_models[index]
-        return self._renderer.render(model, qpos, qvel, mocap_pos, mocap_quat, camera, width, height, markers)
+        return self._renderer.render(
+            index, qpos, qvel, mocap_pos, mocap_quat, camera, width, height, markers, zone, trail
+        )
 
     def _refresh(self, rows):
         """Bring the tensors of the worlds `rows` up to date with the state."""

@@ -106,7 +106,7 @@ class MujocoWarp:
         """
         wp.config.log_level = wp.LOG_ERROR  # otherwise it warns on every machine without a GPU
         wp.init()
-        self.models = [spec.compile() for spec in models]
+        self.models = [_compile(build) for build in models]
         self.num_envs, self.substeps, self.device = num_envs, substeps, torch.device(device)
         first = self.models[0]
         self.nq, self.nv, self.nu, self.timestep = first.nq, first.nv, first.nu, first.opt.timestep
@@ -147,7 +147,7 @@ class MujocoWarp:
         self._new_counts = wp.to_torch(self._counts)
         self._seen_counts = torch.zeros(4, dtype=torch.int32, pin_memory=gpu)  # on the host
         self._seen = torch.cuda.Event() if gpu else None
-        self._renderer = Renderer()
+        self._renderer = Renderer(models)
 
         line = "loading MuJoCo Warp's kernels; the first run compiles them, which takes about a minute"
         notice = threading.Timer(3.0, print, [line])
@@ -207,10 +207,10 @@ class MujocoWarp:
         self._mocap_quat.copy_(quat.view_as(self._mocap_quat))
         wp.capture_launch(self._read_graph)
 
-    def render(self, index, camera=-1, width=640, height=480, markers=None):
+    def render(self, index, camera=-1, width=640, height=480, markers=None, zone=None, trail=None):
         """World `index` as an (height, width, 3) uint8 numpy image, off-screen, by MuJoCo; see `Renderer.render`."""
         state = [x[index].cpu().numpy() for x in (self.qpos, self.qvel, self._mocap_pos, self._mocap_quat)]
-        return self._renderer.render(self.models[index % len(self.models)], *state, camera, width, height, markers)
+        return self._renderer.render(index, *state, camera, width, height, markers, zone, trail)
 
     def _initial(self):
         """What `state_dict` returns for worlds in the initial states of their models."""
@@ -312,6 +312,12 @@ def _bytes(data, field):
     """Bytes of the arrays of a mjw.Data, or of one of its fields."""
     arrays = vars(getattr(data, field) if field else data)
     return sum(x.capacity for x in arrays.values() if isinstance(x, wp.array))
+
+
+def _compile(build):
+    spec = build()
+    spec.compiler.discardvisual = True
+    return spec.compile()
 
 
 def _put_models(models, num_models):

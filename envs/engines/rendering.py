@@ -1,31 +1,48 @@
 """Off-screen images of a world. MuJoCo draws them on the CPU, for both engines."""
 
+import collections
 import ctypes.util
+import functools
 import importlib
 import os
 import sys
 
 import mujoco
+import numpy as np
 import torch
+
+CACHED_MODELS = 64  # worlds may have models of their own; compiling one takes some ms
+TRAIL_LENGTH, TRAIL_WIDTH, TRAIL_COLOUR = 40, 0.008, (0.98, 0.45, 0.05)  # images, m
+JUMP = 0.3  # m: a body that moved farther between two images was put elsewhere
+ZONE_WIDTH, ZONE_COLOUR = 0.0018, (0.10, 0.65, 0.30)  # m
 
 
 class Renderer:
-    """Draws worlds. Keeps MuJoCo's renderer for the last model, because creating one is slow."""
+    """Draws worlds; world i looks like models[i % len(models)], functions as MujocoCpu takes them.
 
-    def __init__(self):
-        self._renderer = self._key = None
+    These models include everything that is only drawn, which the engines' own leave out.
+    """
 
-    def render(self, model, qpos, qvel, mocap_pos, mocap_quat, camera, width, height, markers):
-        """One world as an (height, width, 3) uint8 numpy image.
+    def __init__(self, models):
+        self._models = models
+        self._compile = functools.lru_cache(CACHED_MODELS)(lambda i: models[i]().compile())
+        self._renderer = self._size = None
+        self._trails = collections.defaultdict(lambda: collections.deque(maxlen=TRAIL_LENGTH))  # world -> positions
 
-        model: mujoco.MjModel; qpos (nq,), qvel (nv,), mocap_pos (M, 3), mocap_quat (M, 4) numpy, SI units
+    def render(self, index, qpos, qvel, mocap_pos, mocap_quat, camera, width, height, markers, zone, trail):
+        """World `index` as an (height, width, 3) uint8 numpy image.
+
+        qpos (nq,), qvel (nv,), mocap_pos (M, 3), mocap_quat (M, 4) numpy, SI units
         camera: the name of a camera of the model, a mujoco.MjvCamera, or -1 for MuJoCo's free camera.
         markers: where to draw mocap bodies instead, name -> position (3,) m, or position and quaternion (7,).
+        zone: the sphere to show, centre (3,) m and radius (m), or None.
+        trail: the name of a body; a line shows where it was in the last images of this world. None: no line.
         """
-        if self._key != (id(model), width, height):
+        model = self._compile(index % len(self._models))
+        if self._size != (width, height):
             if self._renderer is not None:
                 self._renderer.close()
-            self._renderer, self._key = _make_renderer(model, width, height), (id(model), width, height)
+            self._renderer, self._size = _make_renderer(model, width, height), (width, height)
         data = mujoco.MjData(model)
         data.qpos[:], data.qvel[:], data.mocap_pos[:], data.mocap_quat[:] = qpos, qvel, mocap_pos, mocap_quat
         for name, pose in (markers or {}).items():
@@ -34,8 +51,50 @@ class Renderer:
             if len(pose) == 7:
                 data.mocap_quat[mocap] = pose[3:]
         mujoco.mj_forward(model, data)
-        self._renderer.update_scene(data, camera)
+        # Not Renderer.update_scene, which draws only the model that it was made for. The models of one engine have the
+        # same structure and textures, so one renderer, slow to create, serves them all.
+        mujoco.mjv_updateScene(
+            model, data, mujoco.MjvOption(), None, _find_camera(model, camera), mujoco.mjtCatBit.mjCAT_ALL.value,
+            self._renderer.scene,
+        )  # fmt: skip
+        if zone is not None:
+            _draw_sphere(self._renderer.scene, torch.as_tensor(zone[0]).cpu().numpy(), float(zone[1]))
+        if trail is not None:
+            points = self._trails[index]
+            points.append(data.body(trail).xpos.copy())
+            fading = [(*TRAIL_COLOUR, i / len(points)) for i in range(1, len(points))]
+            _draw_line(self._renderer.scene, list(points), TRAIL_WIDTH, fading)
         return self._renderer.render()
+
+
+def _draw_line(scene, points, width, colours):
+    """Add a line through points [(3,) m] to a mujoco.MjvScene; colours: rgba (4,) of each segment, width in m."""
+    capsule = mujoco.mjtGeom.mjGEOM_CAPSULE
+    for first, second, colour in zip(points, points[1:], colours):
+        if 0.0 < np.linalg.norm(second - first) < JUMP and scene.ngeom < scene.maxgeom:
+            geom, colour = scene.geoms[scene.ngeom], np.array(colour, np.float32)
+            mujoco.mjv_initGeom(geom, capsule, np.zeros(3), np.zeros(3), np.eye(3).ravel(), colour)
+            mujoco.mjv_connector(geom, capsule, width, first, second)
+            scene.ngeom += 1
+
+
+def _draw_sphere(scene, centre, radius):
+    """Add three great circles of a sphere. A transparent ball would throw a dark shadow on whatever is inside it."""
+    angles = np.linspace(0.0, 2.0 * np.pi, 49)
+    circle = np.stack([np.cos(angles), np.sin(angles), np.zeros(49)], 1) * radius
+    for axis in range(3):
+        _draw_line(scene, list(centre + np.roll(circle, axis, 1)), ZONE_WIDTH, [(*ZONE_COLOUR, 1.0)] * 48)
+
+
+def _find_camera(model, camera):
+    if isinstance(camera, mujoco.MjvCamera):
+        return camera
+    found = mujoco.MjvCamera()
+    if camera == -1:
+        mujoco.mjv_defaultFreeCamera(model, found)
+    else:
+        found.type, found.fixedcamid = mujoco.mjtCamera.mjCAMERA_FIXED, model.camera(camera).id
+    return found
 
 
 def _make_renderer(model, width, height):

@@ -4,13 +4,16 @@ Frames, limits and shapes are those of the hand on the KUKA arm; masses, pads an
 Units and quaternions as in allegro_kuka.py. Joint order: index 0-3, middle 0-3, ring 0-3, thumb 0-3.
 """
 
+import mujoco
 import numpy as np
 
 from envs.models.allegro_kuka import FINGER, FINGER_FRAMES, FINGERS, HAND_SPEED, THUMB
 from envs.models.allegro_kuka import JOINT_LOWER as ARM_AND_HAND_LOWER
 from envs.models.allegro_kuka import JOINT_NAMES as ARM_AND_HAND_JOINTS
 from envs.models.allegro_kuka import JOINT_UPPER as ARM_AND_HAND_UPPER
+from envs.models.allegro_visuals import draw_finger_link, draw_palm, paint
 from envs.models.parts import add_body, add_position_drive
+from envs.models.visuals import GREY, SILVER, draw
 
 JOINT_NAMES = ARM_AND_HAND_JOINTS[7:]
 JOINT_LOWER, JOINT_UPPER = ARM_AND_HAND_LOWER[7:], ARM_AND_HAND_UPPER[7:]
@@ -54,6 +57,9 @@ def add_allegro_hand(spec):
     """Add the hand to a mujoco.MjSpec: fixed base, 16 joints, 16 position drives."""
     spec.compiler.degree = False
     palm = add_body(spec.worldbody, PALM_BODY, BASE_POS, BASE_QUAT, *MOUNT)
+    paint(palm, GREY)
+    draw_palm(palm, palm.geoms[1], MOUNT[3][1][1])
+    _draw_stand(spec, palm)
     for finger in FINGERS:
         thumb = finger == "thumb"
         links, inertials, pad = (THUMB, THUMB_INERTIALS, THUMB_PAD) if thumb else (FINGER, FINGER_INERTIALS, FINGER_PAD)
@@ -65,6 +71,7 @@ def add_allegro_hand(spec):
             parent = add_body(
                 parent, "%s_link_%d" % (finger, i), pos, quat, *inertial, shapes + [pad] if i == 3 else shapes
             )
+            draw_finger_link(parent, i, thumb, pad=True)
             joint = "%s_joint_%d" % (finger, i)
             j = JOINT_NAMES.index(joint)
             limits = (JOINT_LOWER[j], JOINT_UPPER[j])
@@ -74,3 +81,13 @@ def add_allegro_hand(spec):
             add_position_drive(spec, joint, STIFFNESS, DAMPING, EFFORT, limits)
     for a, b in EXCLUDED_PAIRS:
         spec.add_exclude(bodyname1=a, bodyname2=b)
+
+
+def _draw_stand(spec, palm):
+    """A post on the ground that holds the hand's mount."""
+    draw(palm, "capsule", (0, 0, -0.06), (0, 0, 0), 0.03, colour=SILVER)
+    elbow = np.zeros(3)
+    mujoco.mju_rotVecQuat(elbow, np.array([0.0, 0.0, -0.06]), np.array(BASE_QUAT))
+    elbow += BASE_POS
+    draw(spec.worldbody, "capsule", elbow * (1, 1, 0), elbow, 0.03, colour=SILVER)
+    draw(spec.worldbody, "cylinder", elbow * (1, 1, 0), elbow * (1, 1, 0.04), 0.11, colour=GREY)

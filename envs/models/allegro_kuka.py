@@ -6,6 +6,7 @@ Lengths in m, angles in rad, masses in kg, inertias in kg m^2 about the centre o
 
 import numpy as np
 
+from envs.models.allegro_visuals import draw_arm_link, draw_base, draw_finger_link, draw_palm
 from envs.models.parts import add_body, add_position_drive
 
 FINGERS = ("index", "middle", "ring", "thumb")
@@ -55,6 +56,7 @@ ARM = [
 ]  # fmt: skip
 ARM_LIMITS = [2.96705972839, 2.09439510239] * 3 + [3.05432619099]  # symmetric
 
+PALM_BOX = ARM[6][5][2][1]  # its centre
 # Frame of a finger's first joint in the palm body.
 FINGER_FRAMES = {
     "index": ((0.04189129, -0.03832195, 0.20329024), (0.38231938, -0.01672932, 0.04033248, -0.922998)),
@@ -108,6 +110,7 @@ def add_allegro_kuka(spec, pos, yaw=0.0, prefix=""):
         links += [("%s_link_%d" % (finger, i), x) for i, x in enumerate(THUMB if finger == "thumb" else FINGER)]
     base_quat = (np.cos(yaw / 2), 0, 0, np.sin(yaw / 2))
     parent = palm = add_body(spec.worldbody, prefix + "iiwa7_base", pos, base_quat, *BASE)
+    draw_base(parent)
     for i, (name, (frame_pos, frame_quat, mass, com, inertia, shapes)) in enumerate(links):
         if name.endswith("link_0"):  # a finger's first link hangs on the palm
             parent = palm
@@ -116,6 +119,12 @@ def add_allegro_kuka(spec, pos, yaw=0.0, prefix=""):
         if name == PALM_BODY:
             palm = body
         arm = i < len(ARM)
+        if arm:
+            draw_arm_link(body, i + 1)
+            if body is palm:
+                draw_palm(body, body.geoms[2], PALM_BOX)
+        else:
+            draw_finger_link(body, (i - len(ARM)) % 4, thumb=name.startswith("thumb"))
         joint = prefix + JOINT_NAMES[i]
         limits = (JOINT_LOWER[i], JOINT_UPPER[i])
         body.add_joint(

@@ -17,6 +17,7 @@ from envs.models.allegro_kuka import (  # noqa: F401, tasks import the robot's n
     PALM_OFFSET,
     add_allegro_kuka,
 )
+from envs.models.visuals import GOAL, GREY, RED, WHITE, WOOD, add_camera, add_surroundings, draw, draw_faces, draw_goal_box
 
 CONTROL_PERIOD = 0.01667  # s, one control step
 SUBSTEPS = 2  # four do not make grasps firmer
@@ -40,17 +41,17 @@ class Layout(NamedTuple):
     yaws: Tuple[float, ...]
     pose: np.ndarray  # (23,) each robot's default
     table_size: Tuple[float, float, float]  # full edges
-    camera: dict
+    camera: tuple  # position and target (3,) m, vertical field of view in degrees
 
 
 ONE_ARM = Layout(
     ("",), ((0.0, 0.8, 0.0),), (0.0,), DEFAULT_POSE, (0.475, 0.4, 0.3),
-    dict(pos=(0.95, -0.85, 1.15), xyaxes=(0.76, 0.65, 0, -0.235, 0.275, 0.93)),
+    ((1.35, -0.85, 1.02), (0.0, 0.3, 0.6), 38.0),
 )  # fmt: skip
 TWO_ARMS = Layout(
     ("arm0_", "arm1_"), ((-1.1, 0.0, 0.0), (1.1, 0.0, 0.0)), (np.pi / 2, -np.pi / 2),
     np.concatenate([DEFAULT_POSE[:3], [1.6], DEFAULT_POSE[4:]]), (1.1, 0.4, 0.3),
-    dict(pos=(0.8, -2.2, 1.85), xyaxes=(0.942, 0.336, 0, -0.146, 0.411, 0.9)),
+    ((0.6, -2.5, 1.5), (0.0, 0.0, 0.6), 47.0),
 )  # fmt: skip
 
 
@@ -125,14 +126,19 @@ def build_scene(object_scale=(1.0, 1.0, 1.0), goal="ball", layout=ONE_ARM, obsta
     spec.option.impratio = 10.0
     spec.default.geom.solimp = CONTACT_IMPEDANCE
     spec.default.geom.solref = CONTACT_RESPONSE
-    spec.visual.global_.offwidth, spec.visual.global_.offheight = 640, 480
+    add_surroundings(spec, aim=(0.0, 0.3, 0.4), span=4.0)
 
     world = spec.worldbody
-    world.add_geom(name="ground", type=mujoco.mjtGeom.mjGEOM_PLANE, size=(3, 3, 0.1), rgba=(0.55, 0.6, 0.65, 1))
+    world.add_geom(name="ground", type=mujoco.mjtGeom.mjGEOM_PLANE, size=(0, 0, 1), material="ground")
     world.add_geom(
         name="table", type=mujoco.mjtGeom.mjGEOM_BOX, pos=TABLE_POS, size=np.array(layout.table_size) / 2,
-        rgba=(0.7, 0.6, 0.5, 1),
+        rgba=(*WOOD, 1),
     )  # fmt: skip
+    width, depth, thickness = layout.table_size
+    for side in (-1, 1):  # the table floats, as the original's
+        foot, top = np.array(TABLE_POS) + (side * 0.36 * width, 0, -TABLE_POS[2]), TABLE_POS[2] - thickness / 2
+        draw(world, "box", foot + (0, 0, top / 2), (0.025, 0.4 * depth, top / 2), colour=GREY)
+        draw(world, "box", foot + (0, 0, 0.01), (0.045, 0.47 * depth, 0.01), colour=GREY)
     for pos, yaw, prefix in zip(layout.positions, layout.yaws, layout.prefixes):
         add_allegro_kuka(spec, pos, yaw, prefix)
 
@@ -140,16 +146,17 @@ def build_scene(object_scale=(1.0, 1.0, 1.0), goal="ball", layout=ONE_ARM, obsta
     body.add_freejoint(name="object")  # undamped: a free joint's damping would brake the fall as well
     half_edges = 0.5 * OBJECT_BASE_SIZE * np.asarray(object_scale)
     body.add_geom(
-        name="object", type=mujoco.mjtGeom.mjGEOM_BOX, size=half_edges, density=OBJECT_DENSITY, rgba=(0.2, 0.5, 0.9, 1)
+        name="object", type=mujoco.mjtGeom.mjGEOM_BOX, size=half_edges, density=OBJECT_DENSITY, rgba=(*WHITE, 1)
     )
+    draw_faces(body, half_edges)
     if obstacle:
         _add_obstacle(world, obstacle)
     _add_goal(world.add_body(name=GOAL_BODY, mocap=True), goal, half_edges)
-    world.add_light(pos=(1, -1, 3), dir=(-0.3, 0.3, -1), castshadow=True)
     if goal == "bucket":  # it may stand far off on either side
-        world.add_camera(name="overview", pos=(0, -3.1, 2.2), xyaxes=(1, 0, 0, 0, 0.5, 0.87))
+        for side, name in ((1, "overview_right"), (-1, "overview_left")):
+            add_camera(world, name, (-1.0 * side, -2.7, 1.55), (0.36 * side, 0.0, 0.56), fovy=39.0)
     else:
-        world.add_camera(name="overview", **layout.camera)
+        add_camera(world, "overview", *layout.camera)
     return spec
 
 
@@ -176,13 +183,12 @@ def _add_obstacle(world, obstacle):
 
 def _add_goal(body, goal, half_edges):
     """The marker at the goal, whose position is the origin of `body`. half_edges (3,) m of the object."""
-    drawn = dict(rgba=(0.2, 0.8, 0.3, 0.5), contype=0, conaffinity=0)
-    if goal == "ball":
-        body.add_geom(type=mujoco.mjtGeom.mjGEOM_SPHERE, size=(GOAL_RADIUS, 0, 0), **drawn)
-    elif goal == "copy":
-        body.add_geom(type=mujoco.mjtGeom.mjGEOM_BOX, size=half_edges, **drawn)
-    else:
+    if goal == "bucket":
         _add_bucket(body)
+    elif goal == "ball":
+        draw(body, "sphere", (0, 0, 0), GOAL_RADIUS, colour=GOAL)
+    else:
+        draw_goal_box(body, half_edges)
 
 
 def _add_bucket(body):
@@ -196,7 +202,7 @@ def _add_bucket(body):
     # in the plane of the axis and a wall's middle: from the inner upper edge to the wall's centre
     radius = high - length / 2 * sin + BUCKET_WALL / 2 * cos
     height = BUCKET_RIM - length / 2 * cos - BUCKET_WALL / 2 * sin
-    rgba = (0.8, 0.35, 0.3, 0.35)  # transparent, to show what is in it
+    rgba = (*RED, 0.5)  # transparent, to show what is in it
     for angle in 2.0 * np.pi * (np.arange(BUCKET_SIDES) + 0.5) / BUCKET_SIDES:
         x, y = np.cos(angle), np.sin(angle)
         body.add_geom(

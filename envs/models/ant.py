@@ -6,6 +6,7 @@ Lengths in m, angles in rad. Joint order: hip, ankle of front left, front right,
 import numpy as np
 
 from envs.models.walker import add_hinge, add_root, add_shapes, add_wrench_sensor, make_scene
+from envs.models.visuals import BLACK, ORANGE, WHITE, draw
 
 START_HEIGHT = 0.44  # m, of the torso
 GEAR = [15.0] * 8  # N m
@@ -38,8 +39,8 @@ def build():
     (world axes) and angular (body axes) velocity, then the joints'. Sensors (24): each foot's force and torque.
     """
     spec = make_scene()
-    kind = dict(density=DENSITY, friction=FRICTION, self_collision=False, rgba=(0.8, 0.5, 0.3, 1))
-    torso = add_root(spec, "torso", START_HEIGHT, camera=(-1.5, -2.5, 1.5))
+    kind = dict(density=DENSITY, friction=FRICTION, self_collision=False, rgba=(*ORANGE, 1))
+    torso = add_root(spec, "torso", START_HEIGHT, camera=(1.5, -1.9, 1.0), target=(0, 0, -0.12))
     add_shapes(torso, [((0, 0, 0), 0.25)], **kind)
     for i, (name, (x, y), _, ankle_axis) in enumerate(LEGS):
         knee, tip = (0.2 * x, 0.2 * y, 0), (0.4 * x, 0.4 * y, 0)
@@ -51,4 +52,11 @@ def build():
             limits = (JOINT_LOWER[j], JOINT_UPPER[j])
             add_hinge(spec, body, JOINT_NAMES[j], axis, limits, GEAR[j], damping=(DAMPING, 0, 0), armature=ARMATURE)
         add_wrench_sensor(spec, foot)
+        draw(leg, "sphere", (0, 0, 0), 0.092, colour=BLACK)
+        draw(foot, "sphere", (0, 0, 0), 0.092, colour=BLACK)
+        draw(foot, "capsule", (0.86 * tip[0], 0.86 * tip[1], 0), tip, 0.0815, colour=BLACK)
+    draw(torso, "ellipsoid", (0, 0, 0.06), (0.235, 0.235, 0.205), colour=BLACK)
+    for y in (-0.09, 0.09):  # eyes, which look forward
+        draw(torso, "sphere", (0.215, y, 0.09), 0.045, colour=WHITE)
+        draw(torso, "sphere", (0.248, y, 0.095), 0.02, colour=BLACK)
     return spec

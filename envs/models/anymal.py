@@ -8,7 +8,8 @@ abduction HAA, hip flexion HFE and knee flexion KFE.
 import mujoco
 import numpy as np
 
-from envs.models.parts import add_position_drive, add_sky
+from envs.models.parts import add_position_drive
+from envs.models.visuals import BLACK, GREY, HIDDEN, RED, SILVER, add_camera, add_surroundings, draw
 
 LEGS = ("LF", "LH", "RF", "RH")
 JOINT_NAMES = ["%s_%s" % (leg, joint) for leg in LEGS for joint in ("HAA", "HFE", "KFE")]
@@ -62,6 +63,7 @@ MIRRORED_LEG = [
      [("capsule", (0.01305, 0.08795, -0.31024), (0.01305, 0.08795, -0.02773), 0.0175),
       ("sphere", (0.01305, 0.08795, -0.31547), 0.03)]),
 ]  # fmt: skip
+DARK = (0.20, 0.21, 0.23)
 HAA_LIMITS = {"L": (-0.72, 0.49), "R": (-0.49, 0.72)}
 OTHER_LIMITS = (-9.42478, 9.42478)
 JOINT_LOWER, JOINT_UPPER = np.array([x for leg in LEGS for x in (HAA_LIMITS[leg[0]], OTHER_LIMITS, OTHER_LIMITS)]).T
@@ -87,23 +89,15 @@ def build():
     spec.default.geom.solimp = CONTACT_IMPEDANCE
     spec.default.geom.solref = CONTACT_RESPONSE
     spec.option.iterations = 20
-    add_sky(spec)
-    grid = spec.add_texture(
-        name="grid", type=mujoco.mjtTexture.mjTEXTURE_2D, builtin=mujoco.mjtBuiltin.mjBUILTIN_CHECKER, width=300,
-        height=300, rgb1=(0.75, 0.78, 0.8), rgb2=(0.65, 0.68, 0.7),
-    )  # fmt: skip
-    material = spec.add_material(name="grid", texrepeat=(2, 2), texuniform=True)
-    material.textures[mujoco.mjtTextureRole.mjTEXROLE_RGB] = grid.name
     spec.worldbody.add_geom(
-        name="ground", type=mujoco.mjtGeom.mjGEOM_PLANE, size=(0, 0, 1), material="grid", contype=1, conaffinity=0
+        name="ground", type=mujoco.mjtGeom.mjGEOM_PLANE, size=(0, 0, 1), material="ground", contype=1, conaffinity=0
     )
 
     base = _add_body(spec.worldbody, BASE_BODY, (0, 0, START_HEIGHT), (1, 0, 0, 0), *BASE)
     base.add_freejoint(name="base")
-    spec.visual.map.shadowclip = 3.0  # avoids speckled shadows
-    follow = mujoco.mjtCamLight.mjCAMLIGHT_TRACK
-    base.add_camera(name="follow", mode=follow, pos=(0.3, -2.2, 0.6), xyaxes=(1, 0.1, 0, 0, 0.25, 1))
-    base.add_light(mode=follow, pos=(0, 0, 4), dir=(0.1, 0.1, -1), type=mujoco.mjtLightType.mjLIGHT_DIRECTIONAL)
+    add_camera(base, "follow", (1.15, -1.5, 0.45), (0, 0, -0.13), mode=mujoco.mjtCamLight.mjCAMLIGHT_TRACK)
+    add_surroundings(spec, follow=base)
+    _draw_base(base)
     for leg in LEGS:
         front, left = 1 if leg[1] == "F" else -1, 1 if leg[0] == "L" else -1
         side = front * left
@@ -119,6 +113,7 @@ def build():
             body = _add_body(body, "%s_%s" % (leg, link), pos, quat, *numbers)
             joint = "%s_%s" % (leg, joint)
             i = JOINT_NAMES.index(joint)
+            _draw_leg(body, link, side, front)
             body.add_joint(name=joint, axis=(axis, 0, 0), range=(JOINT_LOWER[i], JOINT_UPPER[i]))
             add_position_drive(spec, joint, STIFFNESS, DAMPING, EFFORT)
             spec.add_sensor(
@@ -134,7 +129,7 @@ def _add_body(parent, name, pos, quat, mass, com, inertia, shapes):
     body = parent.add_body(name=name, pos=pos, quat=quat, mass=mass, ipos=com, fullinertia=inertia)
     body.explicitinertial = True
     # contype 0, conaffinity 1: collides with the ground only; the original has no self-collision either
-    look = dict(rgba=(0.8, 0.25, 0.2, 1) if parent.name == "world" else (0.25, 0.26, 0.3, 1), contype=0, conaffinity=1)
+    look = dict(rgba=(*DARK, 1), contype=0, conaffinity=1)
     for kind, point, *size in shapes:
         if kind == "capsule":
             end, radius = size
@@ -145,3 +140,53 @@ def _add_body(parent, name, pos, quat, mass, com, inertia, shapes):
             foot = name.replace("SHANK", "FOOT")
             body.add_geom(name=foot, type=mujoco.mjtGeom.mjGEOM_SPHERE, pos=point, size=(size[0], 0, 0), **look)
     return body
+
+
+def _draw_base(base):
+    """The trunk in place of the capsules that bound it: red covers on a dark chassis, sensors at both ends, handles."""
+    for geom in base.geoms:
+        geom.group = HIDDEN
+    draw(base, "box", (0, 0, 0), (0.36, 0.075, 0.085), colour=BLACK)
+    draw(base, "box", (0, 0, -0.01), (0.235, 0.145, 0.070), colour=RED)
+    draw(base, "box", (0, 0, 0.075), (0.30, 0.115, 0.020), colour=RED)
+    draw(base, "box", (0, 0, 0.090), (0.27, 0.075, 0.012), colour=DARK)
+    for y in (-0.115, 0.115):
+        draw(base, "capsule", (-0.30, y, 0.075), (0.30, y, 0.075), 0.020, colour=RED)
+        draw(base, "capsule", (-0.225, y * 1.26, -0.07), (0.225, y * 1.26, -0.07), 0.012, colour=BLACK)
+        draw(base, "box", (0, y * 1.265, -0.01), (0.15, 0.002, 0.035), colour=BLACK)
+        draw(base, "capsule", (-0.22, 0.55 * y, 0.10), (-0.16, 0.55 * y, 0.145), 0.009, colour=GREY)
+        draw(base, "capsule", (0.22, 0.55 * y, 0.10), (0.16, 0.55 * y, 0.145), 0.009, colour=GREY)
+        draw(base, "capsule", (-0.16, 0.55 * y, 0.145), (0.16, 0.55 * y, 0.145), 0.009, colour=GREY)
+    for end in (-1, 1):
+        draw(base, "box", (end * 0.40, 0, 0.035), (0.055, 0.070, 0.055), colour=RED)
+        draw(base, "box", (end * 0.41, 0, -0.035), (0.055, 0.062, 0.030), colour=DARK)
+        draw(base, "capsule", (end * 0.465, -0.05, 0.025), (end * 0.465, 0.05, 0.025), 0.030, colour=DARK)
+        for y in (-0.032, 0, 0.032):
+            draw(base, "sphere", (end * 0.490, y, 0.030), 0.010, colour=SILVER)
+    draw(base, "cylinder", (-0.364, 0, 0.085), (-0.364, 0, 0.115), 0.060, colour=DARK)
+    draw(base, "cylinder", (-0.364, 0, 0.115), (-0.364, 0, 0.175), 0.050, colour=BLACK)
+    draw(base, "cylinder", (-0.364, 0, 0.175), (-0.364, 0, 0.190), 0.052, colour=SILVER)
+
+
+def _draw_leg(body, link, side, front):
+    """Joint housings, and the tubes that lead from one joint to the next."""
+    if link == "HIP":
+        draw(body, "cylinder", (-0.075, 0, 0), (0.045, 0, 0), 0.056, colour=BLACK)
+        draw(body, "cylinder", (0.045, 0, 0), (0.055, 0, 0), 0.046, colour=SILVER)
+    elif link == "THIGH":
+        for geom in body.geoms[2:]:
+            geom.group = HIDDEN
+        draw(body, "cylinder", (-0.03, 0, 0), (0.090, 0, 0), 0.056, colour=BLACK)
+        draw(body, "cylinder", (0.090, 0, 0), (0.097, 0, 0), 0.044, colour=SILVER)
+        for x in (0.020, 0.060):
+            draw(body, "capsule", (x, 0, 0), (x, 0, -0.285), 0.027, colour=DARK)
+        draw(body, "box", (0.040, 0, -0.145), (0.022, 0.031, 0.110), colour=DARK)
+        draw(body, "cylinder", (-0.030, 0, -0.285), (0.085, 0, -0.285), 0.048, colour=BLACK)
+        draw(body, "cylinder", (-0.038, 0, -0.285), (-0.030, 0, -0.285), 0.038, colour=SILVER)
+    else:
+        # the published shank stands 88 mm beside the axis of the knee
+        y = -0.08795 * side
+        draw(body, "cylinder", (-0.015, 0, 0), (0.040, 0, 0), 0.044, colour=GREY)
+        draw(body, "capsule", (0.01305, 0, 0), (0.01305, y, -0.0277), 0.024, colour=DARK)
+        draw(body, "capsule", (0.01305, y, -0.0277), (0.01305, y, -0.11), 0.022, colour=DARK)
+        draw(body, "sphere", (0.01305, y, -0.31547), 0.0302, colour=BLACK)

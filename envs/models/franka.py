@@ -4,10 +4,15 @@ Lengths in m, angles in rad, masses in kg, inertias in kg m^2 about the centre o
 (w, x, y, z) and need not be normalised. Joint order, everywhere: arm 1-7, left finger, right finger.
 """
 
+import itertools
+
 import mujoco
 import numpy as np
 
 from envs.models.parts import add_body, add_position_drive
+from envs.models.visuals import (
+    BLACK, GOAL as GOAL_COLOUR, GREY, SILVER, WHITE, WOOD, add_camera, add_surroundings, draw, draw_faces, draw_goal_box,
+)  # fmt: skip
 
 NUM_ARM, NUM_JOINTS = 7, 9
 LINK_BODIES = ["panda_link%d" % i for i in range(1, 8)] + ["panda_leftfinger", "panda_rightfinger"]
@@ -82,6 +87,18 @@ JOINT_LOWER, JOINT_UPPER = np.array(JOINT_LIMITS).T
 LINK_MASS, LINK_COM = np.array([link[2] for link in LINKS]), np.array([link[3] for link in LINKS])  # (9,), (9, 3)
 LINK_INERTIA = np.array([link[4] for link in LINKS])[:, [[0, 3, 4], [3, 1, 5], [4, 5, 2]]]  # (9, 3, 3)
 
+# What is only drawn: cylinders (end, end, radius, colour) that close the gaps at the joints, and their caps.
+ARM_DETAILS = [
+    [((0, 0, -0.196), (0, 0, -0.188), 0.0700, GREY)],
+    [((0, 0, -0.105), (0, 0, 0.105), 0.0625, WHITE), ((0, 0, -0.119), (0, 0, 0.121), 0.0500, SILVER),
+     ((0, -0.006, 0.02), (0, -0.18, 0.01), 0.0600, WHITE)],
+    [((0, 0, -0.150), (0, 0, -0.050), 0.0600, WHITE), ((0, 0, -0.128), (0, 0, -0.122), 0.0635, GREY)],
+    [((0, 0, -0.100), (0, 0, 0.100), 0.0610, WHITE), ((0, 0, -0.114), (0, 0, 0.112), 0.0480, SILVER)],
+    [((0, 0, -0.300), (0, 0.008, -0.200), 0.0560, WHITE), ((0, 0, -0.262), (0, 0, -0.256), 0.0620, GREY)],
+    [((0, 0, -0.110), (0, 0, 0.055), 0.0530, WHITE), ((0, 0, -0.133), (0, 0, 0.063), 0.0420, SILVER)],
+    [((0, 0, -0.050), (0, 0, 0.100), 0.0450, WHITE), ((0, 0, 0.060), (0, 0, 0.066), 0.0470, GREY)],
+]  # fmt: skip
+
 # Pairs that overlap only because the primitives are larger than the real parts. MuJoCo itself skips a body and its
 # parent, unless the parent is fixed to the world. The joint limits stop the fingers where they would meet.
 EXCLUDED_PAIRS = [("panda_link0", "panda_link1"), ("panda_link5", "panda_link7")]
@@ -100,7 +117,6 @@ TABLE_TOP = TABLE_POS[2] + TABLE_SIZE[2] / 2.0
 CUBE_A, CUBE_B, GOAL = "cube_a", "cube_b", "goal"
 SIZE_A, SIZE_B = 0.05, 0.07  # m, edges
 CUBE_DENSITY = 1000.0  # kg / m^3
-WHITE = (0.9, 0.9, 0.92, 1)
 
 
 def add_franka(spec, pos):
@@ -109,16 +125,22 @@ def add_franka(spec, pos):
     spec: mujoco.MjSpec, changed in place.
     """
     spec.compiler.degree = False
-    parent = add_body(spec.worldbody, "panda_link0", pos, (1, 0, 0, 0), *BASE, WHITE)
+    parent = add_body(spec.worldbody, "panda_link0", pos, (1, 0, 0, 0), *BASE, (*WHITE, 1))
+    draw(parent, "cylinder", (-0.02, 0, 0), (-0.02, 0, 0.012), 0.105, colour=GREY)
     for i in range(NUM_ARM):
-        parent = add_body(parent, LINK_BODIES[i], *LINKS[i], WHITE)
+        parent = add_body(parent, LINK_BODIES[i], *LINKS[i], (*WHITE, 1))
         joint = "panda_joint%d" % (i + 1)
         parent.add_joint(name=joint, axis=(0, 0, 1), range=JOINT_LIMITS[i], armature=ARM_ARMATURE)
         motor = spec.add_actuator(name=joint, target=joint, trntype=mujoco.mjtTrn.mjTRN_JOINT)
         motor.ctrlrange = (-ARM_EFFORT[i], ARM_EFFORT[i])
+        for first, second, radius, colour in ARM_DETAILS[i]:
+            draw(parent, "cylinder", first, second, radius, colour=colour)
+    for geom in parent.geoms[:2]:
+        geom.rgba = (*WHITE, 1)
     parent.add_body(name=GRIP_BODY, pos=(0, 0, GRIP_OFFSET), quat=TURN_HAND)
     for i, side in ((7, 1), (8, -1)):
-        finger = add_body(parent, LINK_BODIES[i], *LINKS[i], WHITE)
+        finger = add_body(parent, LINK_BODIES[i], *LINKS[i], (*WHITE, 1))
+        finger.geoms[0].rgba, finger.geoms[1].rgba = (*SILVER, 1), (*BLACK, 1)
         finger.add_body(name=TIP_BODIES[i - 7], pos=(0, side * TIP_OFFSET[0], TIP_OFFSET[1]))
         joint, limits = "panda_finger_joint%d" % (i - 6), JOINT_LIMITS[i]
         finger.add_joint(
@@ -145,27 +167,33 @@ def build_scene(second_cube):
     spec.option.cone = mujoco.mjtCone.mjCONE_ELLIPTIC
     spec.option.impratio = 10.0
     spec.default.geom.solimp = CONTACT_IMPEDANCE
-    spec.visual.global_.offwidth, spec.visual.global_.offheight = 640, 480
+    add_surroundings(spec, aim=TABLE_POS, span=5.0)
 
     world, box = spec.worldbody, mujoco.mjtGeom.mjGEOM_BOX
-    world.add_geom(name="ground", type=mujoco.mjtGeom.mjGEOM_PLANE, size=(3, 3, 0.1), rgba=(0.55, 0.6, 0.65, 1))
-    world.add_geom(name="table", type=box, pos=TABLE_POS, size=np.array(TABLE_SIZE) / 2, rgba=(0.7, 0.6, 0.5, 1))
-    world.add_geom(name="stand", type=box, pos=STAND_POS, size=np.array(STAND_SIZE) / 2, rgba=(0.5, 0.5, 0.5, 1))
+    world.add_geom(name="ground", type=mujoco.mjtGeom.mjGEOM_PLANE, size=(0, 0, 1), material="ground")
+    world.add_geom(name="table", type=box, pos=TABLE_POS, size=np.array(TABLE_SIZE) / 2, rgba=(*WOOD, 1))
+    world.add_geom(name="stand", type=box, pos=STAND_POS, size=np.array(STAND_SIZE) / 2, rgba=(*GREY, 1))
+    for x, y in itertools.product((-0.53, 0.53), repeat=2):  # the table floats, as the original's
+        draw(world, "box", (x, y, 0.4875), (0.035, 0.035, 0.4875), colour=GREY)
     add_franka(spec, ROBOT_POS)
-    _add_cube(spec, CUBE_A, SIZE_A, (0.0, -0.15), (0.2, 0.5, 0.9, 1))
+    _add_cube(spec, CUBE_A, SIZE_A, (0.0, -0.15))
     if second_cube:
-        _add_cube(spec, CUBE_B, SIZE_B, (0.0, 0.15), (0.9, 0.5, 0.2, 1))
+        _add_cube(spec, CUBE_B, SIZE_B, (0.0, 0.15))
     else:  # only drawn, at the place given when rendering
         goal = world.add_body(name=GOAL, mocap=True, pos=(0, 0.15, TABLE_TOP + SIZE_A / 2))
-        goal.add_geom(type=box, size=[SIZE_A / 2] * 3, rgba=(0.2, 0.8, 0.3, 0.4), contype=0, conaffinity=0)
-    world.add_light(pos=(1, -1, 3), dir=(-0.3, 0.3, -1), castshadow=True)
-    world.add_camera(name="overview", pos=(1.1, -0.9, 1.95), xyaxes=(0.62, 0.78, 0, -0.37, 0.3, 0.88))
+        draw_goal_box(goal, [SIZE_A / 2] * 3)
+        rim = 0.7 * SIZE_A
+        for x, y in ((rim, 0), (-rim, 0), (0, rim), (0, -rim)):  # a frame on the table about the goal
+            size = (0.003 if x else rim + 0.003, 0.003 if y else rim + 0.003, 0.0008)
+            draw(goal, "box", (x, y, -SIZE_A / 2), size, colour=GOAL_COLOUR)
+    add_camera(world, "overview", (1.15, -1.0, 1.75), (-0.15, 0.0, 1.38), fovy=36.0)
     return spec
 
 
-def _add_cube(spec, name, size, xy, rgba):
+def _add_cube(spec, name, size, xy):
     cube = spec.worldbody.add_body(name=name, pos=(*xy, TABLE_TOP + size / 2))
     cube.add_freejoint(name=name)
     cube.add_geom(
-        name=name, type=mujoco.mjtGeom.mjGEOM_BOX, size=[size / 2] * 3, density=CUBE_DENSITY, rgba=rgba
+        name=name, type=mujoco.mjtGeom.mjGEOM_BOX, size=[size / 2] * 3, density=CUBE_DENSITY, rgba=(*WHITE, 1)
     )  # fmt: skip
+    draw_faces(cube, [size / 2] * 3)

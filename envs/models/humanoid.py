@@ -6,11 +6,13 @@ Lengths in m, angles of the tables in degrees. Joint order, everywhere: the tabl
 import numpy as np
 
 from envs.models.walker import add_hinge, add_limit_sensor, add_root, add_shapes, add_wrench_sensor, make_scene
+from envs.models.visuals import BLACK, WHITE, draw
 
 START_HEIGHT = 1.34  # m, of the torso
 DENSITY, FRICTION = 1000.0, 1.0
 TILT = (1, 0, -0.002, 0)  # of the two lower parts of the trunk
 FOOT_BODIES = ["right_foot", "left_foot"]
+SKIN, SHIRT, TROUSERS = (0.90, 0.71, 0.55), (0.20, 0.45, 0.75), (0.25, 0.28, 0.36)
 
 # link: parent, frame in the parent, shapes as add_shapes takes them
 # fmt: off
@@ -74,8 +76,8 @@ def build():
     foot, then the limits' torques.
     """
     spec = make_scene()
-    kind = dict(density=DENSITY, friction=FRICTION, self_collision=True, rgba=(0.8, 0.6, 0.4, 1))
-    bodies = {"torso": add_root(spec, "torso", START_HEIGHT, camera=(-2.0, -3.0, 0.5))}
+    kind = dict(density=DENSITY, friction=FRICTION, self_collision=True, rgba=(*SKIN, 1))
+    bodies = {"torso": add_root(spec, "torso", START_HEIGHT, camera=(1.9, -2.1, 0.2), target=(0, 0, -0.28))}
     add_shapes(bodies["torso"], TORSO, **kind)
     for name, (parent, pos, shapes) in LINKS.items():
         quat = TILT if name in ("lower_waist", "pelvis") else (1, 0, 0, 0)
@@ -86,8 +88,36 @@ def build():
             spec, bodies[link], name, axis, np.deg2rad(limits), gear, pos=(0, 0, height),
             stiffness=(stiffness, 0, 0), damping=(damping, 0, 0), armature=armature,
         )  # fmt: skip
+    _draw_details(bodies)
     for name in FOOT_BODIES:
         add_wrench_sensor(spec, bodies[name])
     for name in JOINTS:
         add_limit_sensor(spec, name)
     return spec
+
+
+def _draw_details(bodies):
+    """Clothes, a face that shows where forward is, and what closes the gaps at neck, waist, knees and wrists."""
+    for name, colour in (("torso", SHIRT), ("lower_waist", SHIRT), ("pelvis", TROUSERS)):
+        for geom in bodies[name].geoms:
+            geom.rgba = (*colour, 1)
+    torso, head = bodies["torso"], bodies["head"]
+    draw(torso, "capsule", (0, 0, 0.05), (0, 0, 0.12), 0.045, colour=SKIN)
+    draw(torso, "ellipsoid", (-0.005, 0, -0.04), (0.075, 0.125, 0.13), colour=SHIRT)
+    draw(torso, "ellipsoid", (-0.012, 0, -0.19), (0.058, 0.105, 0.10), colour=SHIRT)
+    draw(bodies["lower_waist"], "ellipsoid", (-0.005, 0, -0.08), (0.066, 0.115, 0.10), colour=SHIRT)
+    draw(head, "ellipsoid", (-0.012, 0, 0.022), (0.086, 0.092, 0.082), colour=(0.30, 0.20, 0.13))
+    for y in (-0.033, 0.033):
+        draw(head, "sphere", (0.076, y, 0.012), 0.018, colour=WHITE)
+        draw(head, "sphere", (0.089, y, 0.012), 0.009, colour=BLACK)
+    for side, sign in (("right", -1), ("left", 1)):
+        draw(torso, "sphere", (0, sign * 0.15, 0.05), 0.055, colour=SHIRT)
+        draw(bodies[side + "_thigh"], "capsule", (0, 0, 0), (0, -0.007 * sign, -0.24), 0.0615, colour=TROUSERS)
+        draw(bodies[side + "_thigh"], "capsule", (0, -0.01 * sign, -0.34), (0, -0.01 * sign, -0.40), 0.050, colour=SKIN)
+        draw(bodies[side + "_shin"], "capsule", (0, 0, -0.28), (0, 0, -0.375), 0.036, colour=SKIN)
+        arm = bodies[side + "_lower_arm"]
+        draw(bodies[side + "_upper_arm"], "sphere", (0.175, 0.175 * sign, -0.175), 0.038, colour=SKIN)
+        draw(bodies[side + "_upper_arm"], "capsule", (0, 0, 0), (0.06, 0.06 * sign, -0.06), 0.043, colour=SHIRT)
+        draw(arm, "capsule", (0.16, -0.16 * sign, 0.16), (0.18, -0.18 * sign, 0.18), 0.028, colour=SKIN)
+        for geom in bodies[side + "_foot"].geoms:
+            geom.rgba = (*BLACK, 1)

@@ -2,11 +2,10 @@
 
 import mujoco
 
-from envs.models.parts import add_sky
+from envs.models.visuals import WHITE, add_camera, add_surroundings, draw_faces, draw_goal_box
 
 CONTACT_IMPEDANCE = (0.99, 0.99, 0.001, 0.5, 2.0)  # MuJoCo's solimp
 CUBE_BODY, GOAL_BODY = "cube", "goal"
-FACE_COLOURS = ((0.9, 0.2, 0.2), (0.2, 0.7, 0.3), (0.2, 0.4, 0.9), (0.9, 0.8, 0.2), (0.9, 0.5, 0.1), (0.6, 0.3, 0.8))
 
 
 def build_scene(add_hand, joint_names, fingertip_bodies, cube_edge, cube_density, cube_start, timestep):
@@ -30,19 +29,21 @@ def build_scene(add_hand, joint_names, fingertip_bodies, cube_edge, cube_density
     spec.option.cone = mujoco.mjtCone.mjCONE_ELLIPTIC
     spec.option.impratio = 10.0
     spec.default.geom.solimp = spec.default.pair.solimp = CONTACT_IMPEDANCE
-    spec.visual.global_.offwidth, spec.visual.global_.offheight = 640, 480
 
     add_hand(spec)
     cube = spec.worldbody.add_body(name=CUBE_BODY, pos=cube_start)
     cube.add_freejoint(name=CUBE_BODY)
-    add_cube(cube, cube_edge, density=cube_density)
-    # only drawn, at the place given when rendering
-    goal = spec.worldbody.add_body(name=GOAL_BODY, mocap=True, pos=cube_start)
-    add_cube(goal, cube_edge, mass=0, contype=0, conaffinity=0)
-    add_sky(spec)
-    spec.worldbody.add_light(pos=(1, -1, 3), dir=(-0.3, 0.3, -1), castshadow=True)
-    camera = [start + shift for start, shift in zip(cube_start, (0.25, -0.42, 0.39))]
-    spec.worldbody.add_camera(name="overview", pos=camera, xyaxes=(0.9, 0.44, 0, -0.28, 0.58, 0.77))
+    half_edges = (cube_edge / 2.0,) * 3
+    cube.add_geom(type=mujoco.mjtGeom.mjGEOM_BOX, size=half_edges, density=cube_density, rgba=(*WHITE, 1))
+    draw_faces(cube, half_edges)
+
+    # the rest is only drawn; the goal at the place given when rendering
+    draw_goal_box(spec.worldbody.add_body(name=GOAL_BODY, mocap=True, pos=cube_start), half_edges)
+    add_surroundings(spec, aim=cube_start, span=2.0)
+    ground = spec.worldbody.add_geom(type=mujoco.mjtGeom.mjGEOM_PLANE, size=(0, 0, 1), material="ground")
+    ground.contype = ground.conaffinity = 0
+    x, y, z = cube_start
+    add_camera(spec.worldbody, "overview", (x + 0.26, y - 0.34, z + 0.26), (x - 0.01, y + 0.04, z - 0.05), fovy=38.0)
 
     for sensor in (mujoco.mjtSensor.mjSENS_JOINTACTFRC, mujoco.mjtSensor.mjSENS_JOINTLIMITFRC):
         for name in joint_names:
@@ -53,16 +54,3 @@ def build_scene(add_hand, joint_names, fingertip_bodies, cube_edge, cube_density
         for sensor in (mujoco.mjtSensor.mjSENS_FORCE, mujoco.mjtSensor.mjSENS_TORQUE):
             spec.add_sensor(type=sensor, objtype=mujoco.mjtObj.mjOBJ_SITE, objname=site)
     return spec
-
-
-def add_cube(body, edge, **options):
-    """Add a cube to a body, and a coloured patch on each face that is only drawn."""
-    half = edge / 2.0
-    body.add_geom(type=mujoco.mjtGeom.mjGEOM_BOX, size=(half, half, half), rgba=(0.95, 0.95, 0.95, 1), **options)
-    for face, colour in enumerate(FACE_COLOURS):
-        axis, sign = face // 2, 1.0 - 2.0 * (face % 2)
-        pos, size = [0.0, 0.0, 0.0], [0.8 * half] * 3
-        pos[axis], size[axis] = sign * half, 0.001
-        body.add_geom(
-            type=mujoco.mjtGeom.mjGEOM_BOX, pos=pos, size=size, rgba=(*colour, 1), mass=0, contype=0, conaffinity=0
-        )

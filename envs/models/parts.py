@@ -1,4 +1,4 @@
-"""What several models are built of: bodies with primitive shapes, position drives, the sky."""
+"""What several models are built of: bodies with primitive shapes, position drives."""
 
 import mujoco
 
@@ -30,11 +30,3 @@ def add_position_drive(spec, joint, stiffness, damping, effort, limits=None):
     drive = spec.add_actuator(name=joint, target=joint, trntype=mujoco.mjtTrn.mjTRN_JOINT, **options)
     drive.set_to_position(kp=stiffness, kv=damping)
     drive.forcerange = (-effort, effort)
-
-
-def add_sky(spec):
-    """Add a pale blue background."""
-    spec.add_texture(
-        name="sky", type=mujoco.mjtTexture.mjTEXTURE_SKYBOX, builtin=mujoco.mjtBuiltin.mjBUILTIN_GRADIENT,
-        width=64, height=384, rgb1=(0.9, 0.95, 1.0), rgb2=(0.6, 0.7, 0.8),
-    )  # fmt: skip

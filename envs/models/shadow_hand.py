@@ -9,6 +9,7 @@ import mujoco
 import numpy as np
 
 from envs.models.parts import add_position_drive
+from envs.models.visuals import BLACK, GREY, HIDDEN, SILVER, WHITE, draw
 
 BASE_POS, BASE_QUAT = (0, 0, 0.5), (0, 0, -1, 1)  # not normalised: fingers along -y of the world, palm up
 FINGERTIP_BODIES = ["ffdistal", "mfdistal", "rfdistal", "lfdistal", "thdistal"]
@@ -108,6 +109,7 @@ def add_shadow_hand(spec):
         if effort is not None:
             add_position_drive(spec, joint, stiffness, 0.0, effort, limits)  # the joint itself is damped
     bodies["thbase"].quat = THUMB_QUAT
+    _draw_details(spec, bodies)
 
     for joints in COUPLED:
         tendon = spec.add_tendon(name=joints[0], limited=True, range=(-TENDON_SLACK, TENDON_SLACK))
@@ -129,5 +131,43 @@ def _add_body(parent, name, pos, mass, com, inertia, shapes):
             geom.type, geom.pos, geom.size = mujoco.mjtGeom.mjGEOM_BOX, first, second
         else:
             geom.type, geom.fromto, geom.size = mujoco.mjtGeom.mjGEOM_CAPSULE, first + second, (*radius, 0, 0)
-            geom.rgba = (0.85, 0.5, 0.2, 1)
     return body
+
+
+def _draw_details(spec, bodies):
+    """What is only drawn: the stand, the forearm's ends, a rounded palm in place of its boxes, joints, fingertips."""
+    y, z = BASE_POS[1] - 0.11, BASE_POS[2]
+    draw(spec.worldbody, "cylinder", (0, y, 0), (0, y, z - 0.03), 0.035, colour=GREY)
+    draw(spec.worldbody, "cylinder", (0, y, 0), (0, y, 0.02), 0.13, colour=GREY)
+    forearm = bodies["forearm"]
+    forearm.geoms[0].rgba = (*BLACK, 1)
+    draw(forearm, "cylinder", (0, 0.01, 0.0), (0, 0.01, 0.085), 0.0675, colour=BLACK)
+    draw(forearm, "cylinder", (0, 0.01, -0.012), (0, 0.01, 0.0), 0.06, colour=SILVER)
+    for low, high, radius, colour in (
+        (0.075, 0.085, 0.0685, SILVER), (0.180, 0.190, 0.0685, SILVER), (0.19, 0.235, 0.05, GREY),
+        (0.23, 0.262, 0.033, SILVER),
+    ):  # fmt: skip
+        draw(forearm, "cylinder", (0, 0.01 * (radius > 0.06), low), (0, 0.01 * (radius > 0.06), high), radius, colour=colour)
+    draw(bodies["wrist"], "capsule", (-0.02, 0, 0), (0.02, 0, 0), 0.016, colour=GREY)
+    draw(bodies["wrist"], "capsule", (0, 0, 0), (0, 0, 0.034), 0.016, colour=SILVER)
+
+    palm, side = bodies["palm"], bodies["lfmetacarpal"]
+    for geom in (*palm.geoms, *side.geoms):
+        geom.group = HIDDEN
+    draw(palm, "capsule", (-0.026, 0, 0.002), (0.026, 0, -0.004), 0.014, colour=BLACK)
+    draw(palm, "box", (0.006, 0, 0.044), (0.030, 0.0105, 0.044), colour=BLACK)
+    for x, top in ((0.033, 0.082), (0.011, 0.086), (-0.011, 0.082), (-0.024, 0.045)):
+        draw(palm, "capsule", (0.8 * x, 0, 0.0), (x, 0, top), 0.0122, colour=BLACK)
+    draw(side, "capsule", (-0.017, 0, -0.02), (-0.017, 0, 0.033), 0.0118, colour=BLACK)
+    draw(palm, "ellipsoid", (0.026, -0.008, 0.024), (0.017, 0.012, 0.026), colour=BLACK)
+    draw(palm, "box", (0.006, -0.0112, 0.052), (0.026, 0.0012, 0.030), colour=GREY)
+
+    for finger in ("ff", "mf", "rf", "lf"):
+        for link, radius in (("proximal", 0.0106), ("middle", 0.0092), ("distal", 0.0078)):
+            half = radius + 0.0008
+            draw(bodies[finger + link], "cylinder", (-half, 0, 0), (half, 0, 0), 0.9 * radius, colour=SILVER)
+        draw(bodies[finger + "distal"], "capsule", (0, 0, 0.011), (0, 0, 0.024), 0.0073, colour=WHITE)
+    draw(bodies["thproximal"], "sphere", (0, 0, 0), 0.0145, colour=SILVER)
+    draw(bodies["thmiddle"], "cylinder", (0, -0.0125, 0), (0, 0.0125, 0), 0.0105, colour=SILVER)
+    draw(bodies["thdistal"], "cylinder", (0, -0.0112, 0), (0, 0.0112, 0), 0.0095, colour=SILVER)
+    draw(bodies["thdistal"], "capsule", (0, 0, 0.014), (0, 0, 0.026), 0.0094, colour=WHITE)

@@ -6,7 +6,7 @@ overlap count twice, as in the published models.
 
 import mujoco
 
-from envs.models.parts import add_sky
+from envs.models.visuals import add_camera, add_surroundings
 
 CONTROL_PERIOD = 0.0166  # s, one control step
 SUBSTEPS = 2  # as the original. With one, motors at full torque throw the Ant 15 m high; four change nothing
@@ -25,27 +25,18 @@ def make_scene():
     spec.option.integrator = mujoco.mjtIntegrator.mjINT_IMPLICITFAST
     spec.default.geom.solimp = spec.default.joint.solimp_limit = IMPEDANCE
     spec.default.geom.solref = spec.default.joint.solref_limit = RESPONSE
-    spec.add_texture(
-        name="squares", type=mujoco.mjtTexture.mjTEXTURE_2D, builtin=mujoco.mjtBuiltin.mjBUILTIN_CHECKER,
-        rgb1=(0.5, 0.55, 0.6), rgb2=(0.6, 0.65, 0.7), width=128, height=128,
-    )  # fmt: skip
-    ground = spec.add_material(name="ground", texrepeat=(0.5, 0.5), texuniform=True)
-    ground.textures[mujoco.mjtTextureRole.mjTEXROLE_RGB] = "squares"
     spec.worldbody.add_geom(name="ground", type=mujoco.mjtGeom.mjGEOM_PLANE, size=(0, 0, 1), material="ground")
-    spec.visual.headlight.ambient = (0.4, 0.4, 0.4)
-    add_sky(spec)
     return spec
 
 
-def add_root(spec, name, height, camera):
-    """The free body that carries the robot; a light and the camera "track" at `camera` (3,) m follow it."""
+def add_root(spec, name, height, camera, target):
+    """The free body that carries the robot. The sun follows it, and so does the camera "track", which is at `camera`
+    (3,) m and looks at `target` (3,) m, as seen from the body while it is level.
+    """
     root = spec.worldbody.add_body(name=name, pos=(0, 0, height))
     root.add_freejoint(name="root")
-    x, y, z = camera
-    axes = (-y, x, 0, -x * z, -y * z, x * x + y * y)  # looks at the root, with a level horizon
-    follow = mujoco.mjtCamLight.mjCAMLIGHT_TRACKCOM
-    root.add_camera(name="track", pos=camera, xyaxes=axes, mode=follow)
-    root.add_light(pos=(0, 0, 4), dir=(0, 0, -1), mode=follow)
+    add_camera(root, "track", camera, target, mode=mujoco.mjtCamLight.mjCAMLIGHT_TRACKCOM)
+    add_surroundings(spec, follow=root)
     return root
 
 

@@ -6,6 +6,8 @@ Shape letters: N num_envs, M robots, J joints (23 per robot), B bodies, F finger
 seconds, radians; world z points up. Quaternions are w, x, y, z, except in the observation: x, y, z, w.
 """
 
+import functools
+
 import numpy as np
 import torch
 
@@ -153,7 +155,7 @@ class AllegroKukaBase(VectorEnv):
             return scene.build_scene(scale, self.goal_shape, self.layout, self.obstacle)
 
         scales = scene.object_scales(self.object_families)
-        models = (build_scene(scale) for scale in scales[:num_envs])
+        models = [functools.partial(build_scene, scale) for scale in scales[:num_envs]]
         bodies = [prefix + scene.PALM_BODY for prefix in self.layout.prefixes]
         bodies += [prefix + name for prefix in self.layout.prefixes for name in scene.FINGERTIP_BODIES]
         bodies.append(scene.OBJECT_BODY)
@@ -452,7 +454,11 @@ class AllegroKukaBase(VectorEnv):
         return self.step_metrics
 
     def render(self, index):
-        return self.engine.render(index, camera="overview")
+        return self.engine.render(index, camera="overview", zone=self.goal_zone(index))
+
+    def goal_zone(self, index):
+        """Where the object's centre counts as near the goal: centre (3,) m, radius m."""
+        return self.goal[index, :3], NEAR_FACTOR * self.tolerance
 
 
 class AllegroKukaRegrasping(AllegroKukaBase):
@@ -485,6 +491,11 @@ class AllegroKukaThrow(AllegroKukaBase):
 
     def push(self):
         return None
+
+    def render(self, index):
+        side = "right" if self.goal[index, 0] > 0.0 else "left"
+        zone = self.goal_zone(index)
+        return self.engine.render(index, camera="overview_" + side, zone=zone, trail=scene.OBJECT_BODY)
 
 
 class AllegroKukaReorientation(AllegroKukaBase):

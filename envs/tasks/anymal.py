@@ -56,7 +56,7 @@ class Anymal(VectorEnv):
         super().__init__(num_envs, device, seed)
         # the free joint's coordinates are the base's pose and velocity: no bodies to read
         self.engine = make_engine(
-            engine, [robot.build()], num_envs, robot.SUBSTEPS, [], self.device,
+            engine, [robot.build], num_envs, robot.SUBSTEPS, [], self.device,
             max_contacts=MAX_CONTACTS, max_constraints=MAX_CONSTRAINTS,
         )  # fmt: skip
 

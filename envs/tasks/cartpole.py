@@ -24,7 +24,7 @@ class Cartpole(VectorEnv):
 
     def __init__(self, num_envs, device, seed, engine="mujoco"):
         super().__init__(num_envs, device, seed)
-        self.engine = make_engine(engine, [robot.build()], num_envs, robot.SUBSTEPS, [], self.device)
+        self.engine = make_engine(engine, [robot.build], num_envs, robot.SUBSTEPS, [], self.device)
         self.nan_worlds = torch.tensor(0, device=self.device)  # how often a world broke so far
 
     def reset_where(self, mask):

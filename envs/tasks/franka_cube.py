@@ -4,6 +4,8 @@ Shape letter: N num_envs. Metres, seconds, radians; world z points up. Quaternio
 observation: x, y, z, w.
 """
 
+import functools
+
 import torch
 
 from envs.base import VectorEnv
@@ -97,7 +99,7 @@ class FrankaCubeBase(VectorEnv):
 
     def __init__(self, num_envs, device, seed, engine="mujoco"):
         super().__init__(num_envs, device, seed)
-        scene = franka.build_scene(self.second_cube)
+        scene = functools.partial(franka.build_scene, self.second_cube)
         bodies = [*franka.LINK_BODIES, franka.GRIP_BODY, *franka.TIP_BODIES]
         self.engine = make_engine(
             engine, [scene], num_envs, franka.SUBSTEPS, bodies, self.device,

@@ -4,6 +4,7 @@ Shape letters: N num_envs, J joints, U actuated joints, F fingertips. Metres, se
 Quaternions are w, x, y, z, except in the observation: x, y, z, w.
 """
 
+import functools
 import math
 
 import torch
@@ -23,7 +24,7 @@ MAX_DISTANCE = 0.24  # m from the goal position: beyond it the cube is lost
 TOLERANCE = 0.1  # rad: within it of the goal orientation is a success
 VELOCITY_SCALE, FORCE_SCALE = 0.2, 10.0  # of the observation
 OBS_LIMIT = 5.0
-GOAL_SHIFT = (-0.2, -0.06, 0.12)  # m, from the goal position to where an image shows it
+GOAL_SHIFT = (-0.15, -0.04, 0.1)  # m, from the goal position to where an image shows it
 REWARD_TERMS = ("distance", "rotation", "action", "success")
 SMOOTHING = 0.1  # weight of the latest episodes in consecutive_successes
 
@@ -81,9 +82,9 @@ class InHandBase(VectorEnv):
         super().__init__(num_envs, device, seed)
         self.num_joints, self.num_actions = len(self.joint_names), len(self.actuated)
         self.num_obs = 3 * self.num_joints + 24 + 19 * len(self.fingertip_bodies) + self.num_actions
-        model = scene.build_scene(
-            self.add_hand, self.joint_names, self.fingertip_bodies, self.cube_edge, self.cube_density, self.cube_start,
-            self.control_period / self.substeps,
+        model = functools.partial(
+            scene.build_scene, self.add_hand, self.joint_names, self.fingertip_bodies, self.cube_edge, self.cube_density,
+            self.cube_start, self.control_period / self.substeps,
         )  # fmt: skip
         bodies = [scene.CUBE_BODY, *self.fingertip_bodies]
         self.engine = make_engine(

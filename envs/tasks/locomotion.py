@@ -44,7 +44,7 @@ class LocomotionBase(VectorEnv):
     def __init__(self, num_envs, device, seed, engine="mujoco"):
         super().__init__(num_envs, device, seed)
         self.engine = make_engine(
-            engine, [self.robot.build()], num_envs, SUBSTEPS, [], self.device,
+            engine, [self.robot.build], num_envs, SUBSTEPS, [], self.device,
             max_contacts=MAX_CONTACTS, max_constraints=MAX_CONSTRAINTS,
         )  # fmt: skip
 

@@ -60,11 +60,43 @@ class Moat(VectorEnv):
         return moat_value(self.position).clamp(min=0.0)
 
     def render(self, index):
-        """The plane of p0 (right, -1 to 5) and p1 (up, -1 to 1), brighter for higher values; the point in red."""
-        p1, p0 = torch.meshgrid(torch.linspace(1, -1, 120), torch.linspace(-1, 5, 360), indexing="ij")
-        plane = torch.stack([p0, p1, torch.zeros_like(p0), torch.zeros_like(p0)], -1).view(-1, 4)
-        image = (moat_value(plane).view(120, 360, 1).expand(-1, -1, 3) * 7.0 + 100.0).clamp(0.0, 255.0).byte()
-        x, y = self.position[index, :2].tolist()
-        near = (p0 - x) ** 2 + (p1 - y) ** 2 < 0.05**2
-        image[near] = torch.tensor([255, 0, 0], dtype=torch.uint8)
-        return image
+        """A section along p0 (-1 to 5) above the plane of p0 and p1 (up, -1 to 1), with the point in red."""
+        return draw_moat(self.position[index].cpu())
+
+
+def draw_moat(position):
+    """Where the point is, as a (480, 640, 3) uint8 tensor. position (4,).
+
+    Above: the value on the axis p1 = p2 = p3 = 0, plateaus green, ditches filled with water; the ball stands as high as
+    the point's own value. Below: the same from above, with the values at the point's p2 and p3.
+    """
+    sky, water, red = (torch.tensor(colour) for colour in ((0.82, 0.90, 0.97), (0.25, 0.52, 0.82), (0.85, 0.15, 0.15)))
+    low, high = torch.tensor([0.80, 0.82, 0.62]), torch.tensor([0.13, 0.50, 0.22])
+
+    def colours(value, p0):
+        share = (value.clamp(0.0, PLATEAU_VALUES[-1]) / PLATEAU_VALUES[-1]).sqrt()[..., None]
+        return torch.where(((value < 0.0) & (p0 > PLATEAU_STARTS[0]))[..., None], water, low + share * (high - low))
+
+    def values(p0, p1, rest):
+        return moat_value(torch.stack([p0, p1, *rest.expand(*p0.shape, 2).unbind(-1)], -1).view(-1, 4)).view(p0.shape)
+
+    height, p0 = torch.meshgrid(torch.linspace(20.0, -9.0, 280), torch.linspace(-1.0, 5.0, 640), indexing="ij")
+    ground = values(p0, torch.zeros_like(p0), torch.zeros(2))
+    ditch = (ground < 0.0) & (p0 > PLATEAU_STARTS[0])
+    section = torch.where((height < ground.masked_fill(ditch, 0.0))[..., None], colours(ground, p0), sky)
+    section[ditch & (height < ground)] = low
+    paint_ball(section, p0, height, position[0], moat_value(position[None])[0] + 0.9, red)
+
+    p1, p0 = torch.meshgrid(torch.linspace(1.0, -1.0, 200), torch.linspace(-1.0, 5.0, 640), indexing="ij")
+    plane = colours(values(p0, p1, position[2:]), p0)
+    paint_ball(plane, p0, p1, position[0], position[1], red)
+    return (torch.cat([section, plane]) * 255.0).byte()
+
+
+def paint_ball(image, horizontal, vertical, x, y, colour):
+    """Paint a disc with a white rim at x, y into an image (H, W, 3), whose pixels lie at horizontal, vertical (H, W)."""
+    columns = (horizontal - x) / (horizontal[0, 1] - horizontal[0, 0])
+    rows = (vertical - y) / (vertical[1, 0] - vertical[0, 0])
+    distance = torch.hypot(columns, rows)
+    image[distance < 11.0] = 1.0
+    image[distance < 9.0] = colour

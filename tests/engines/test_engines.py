@@ -1,5 +1,6 @@
 """The engines: a step is a function of the state, what tasks read is fresh, worlds do not disturb each other."""
 
+import functools
 import importlib.util
 import math
 import os
@@ -49,7 +50,7 @@ def make_spec(size=0.1):
 
 
 def make(num_envs=6, substeps=3, sizes=(0.1,), bodies=BODIES):
-    return make_engine([make_spec(size) for size in sizes], num_envs, substeps, bodies, "cpu")
+    return make_engine([functools.partial(make_spec, size) for size in sizes], num_envs, substeps, bodies, "cpu")
 
 
 def controls(engine, steps, seed=0):
@@ -169,7 +170,7 @@ def test_models_of_different_structure_are_refused():
     more = spec.worldbody.add_body(name="more", mass=1.0, inertia=[1.0] * 3, explicitinertial=True)
     more.add_joint(type=JOINT.mjJNT_SLIDE)
     with pytest.raises(ValueError, match="same structure"):
-        make_engine([make_spec(), spec], 2, 1, [], "cpu")
+        make_engine([make_spec, spec.copy], 2, 1, [], "cpu")
 
 
 def test_external_force_accelerates_by_force_over_mass_and_ends_with_the_step():
@@ -190,7 +191,7 @@ def test_the_models_own_sensors_are_read_and_forgotten_at_a_reset():
     sensor = dict(type=mujoco.mjtSensor.mjSENS_JOINTACTFRC, objtype=mujoco.mjtObj.mjOBJ_JOINT)
     for name in ("upper", "lower"):
         spec.add_sensor(objname=name, **sensor)
-    engine = make_engine([spec], 3, 2, BODIES, "cpu")
+    engine = make_engine([spec.copy], 3, 2, BODIES, "cpu")
     assert engine.sensors.shape == (3, 2) and not engine.sensors.any()
     assert_fresh(engine)
     ctrl = torch.tensor([[0.1, 0.2], [0.3, 0.4], [0.5, 0.6]])
@@ -209,7 +210,7 @@ def make_mocap(num_envs=4, substeps=3):
     spec = make_spec()
     plate = spec.worldbody.add_body(name="plate", mocap=True, pos=[0, 0, -3])
     plate.add_geom(type=GEOM.mjGEOM_BOX, size=[0.6, 0.2, 0.05])
-    return make_engine([spec], num_envs, substeps, BODIES, "cpu")
+    return make_engine([spec.copy], num_envs, substeps, BODIES, "cpu")
 
 
 def test_mocap_bodies_stand_where_they_are_put_and_stop_what_touches_them():
@@ -258,7 +259,7 @@ def test_mocap_bodies_cannot_be_read():
     spec = make_spec()
     spec.worldbody.add_body(name="plate", mocap=True)
     with pytest.raises(ValueError, match="mocap"):
-        make_engine([spec], 2, 1, ["box", "plate"], "cpu")
+        make_engine([spec.copy], 2, 1, ["box", "plate"], "cpu")
 
 
 def test_state_dict_continues_to_the_bit():

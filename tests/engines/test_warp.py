@@ -31,7 +31,7 @@ CARTPOLE = "--env-id Cartpole --engine warp --no-cuda --num-envs 8 --num-steps 8
 
 def make(num_envs=6, substeps=3, max_contacts=32, max_constraints=128, spec=None):
     return make_engine(
-        "warp", [spec or make_spec()], num_envs, substeps, ["box"], "cpu",
+        "warp", [spec.copy if spec else make_spec], num_envs, substeps, ["box"], "cpu",
         max_contacts=max_contacts, max_constraints=max_constraints,
     )  # fmt: skip
 
@@ -138,7 +138,7 @@ def test_a_joints_limit_is_not_taken_for_the_tendons_of_its_number():
         tendon.wrap_joint(name, 1.0)
     for name in ("lower", "upper"):
         spec.add_sensor(type=mujoco.mjtSensor.mjSENS_JOINTLIMITFRC, objtype=mujoco.mjtObj.mjOBJ_JOINT, objname=name)
-    both = [make_engine(name, [spec.copy()], 1, 1, [], "cpu") for name in ("mujoco", "warp")]
+    both = [make_engine(name, [spec.copy], 1, 1, [], "cpu") for name in ("mujoco", "warp")]
     for engine in both:
         qpos = engine.qpos.clone()
         for angles, pressed in (((0.3, 0.0), False), ((3.0, -3.0), True)):

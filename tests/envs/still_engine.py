@@ -12,7 +12,7 @@ class StillEngine:
     """
 
     def __init__(self, name, models, num_envs, substeps, bodies, device, **buffers):
-        self.name, self.models, self.bodies, self.substeps = "still", list(models), bodies, substeps
+        self.name, self.models, self.bodies, self.substeps = "still", [build() for build in models], bodies, substeps
         model = self.models[0].compile()
         self.timestep = model.opt.timestep
         self.broken = torch.zeros(num_envs, dtype=torch.bool)

@@ -105,7 +105,7 @@ def test_feet_at_the_default_pose(model):
 def test_the_base_is_as_high_and_long_as_its_shapes(model):
     data = data_at(model, height=1.0)
     low, high = np.full(3, np.inf), np.full(3, -np.inf)
-    for geom in np.flatnonzero(model.geom_bodyid == 1):
+    for geom in np.flatnonzero((model.geom_bodyid == 1) & (model.geom_conaffinity > 0)):
         half = np.abs(data.geom_xmat[geom].reshape(3, 3)[:, 2]) * model.geom_size[geom, 1] + model.geom_size[geom, 0]
         low, high = np.minimum(low, data.geom_xpos[geom] - half), np.maximum(high, data.geom_xpos[geom] + half)
     assert np.allclose(low, (-0.6145, -0.16, 0.91)) and np.allclose(high, (0.6145, 0.16, 1.2635))

@@ -20,7 +20,10 @@ ROBOTS = {"Ant": ant, "Humanoid": humanoid}
 
 @pytest.fixture(scope="module")
 def models():
-    return {name: robot.build().compile() for name, robot in ROBOTS.items()}
+    specs = {name: robot.build() for name, robot in ROBOTS.items()}
+    for spec in specs.values():
+        spec.compiler.discardvisual = True  # as the engines do
+    return {name: spec.compile() for name, spec in specs.items()}
 
 
 def data_at(model, pose, height=0.0):

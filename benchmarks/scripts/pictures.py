@@ -1,0 +1,241 @@
+"""Draws a picture of every task, docs/images/<env id>.png, and docs/images/tasks.png with six of them.
+
+    python -m benchmarks.scripts.pictures [env ids]
+
+No policy is needed: each task is brought into a pose that shows what it is about, by scripted actions or by hand.
+"""
+
+import math
+import os
+import sys
+
+import numpy as np
+import torch
+from PIL import Image
+
+import envs
+from envs.models import allegro_kuka_scene as kuka
+from envs.models import franka, humanoid
+from envs.tasks.moat import PLATEAU_STARTS
+
+SIZE = (480, 360)
+STRIP = (
+    "AllegroKukaReorientation", "AllegroKukaThrow", "ShadowHand", "AllegroHand", "Anymal", "FrankaCubeStack",
+)  # fmt: skip
+# The arm and the 5 cm cube at the end of the scripted lift of tests/envs/test_allegro_kuka_grasp.py.
+# fmt: off
+HELD = [
+    -1.631, 0.743, 0.026, 0.01, 0.033, 0.943, 2.323, -0.082, 0.978, 0.731, 0.781, -0.002, 1.03, 0.747, 0.439, 0.0, 0.3,
+    0.3, 0.3, 1.569, -0.177, 0.386, -0.28, -0.002, 0.019, 0.794, 1.0, 0.001, 0.004, 0.003,
+]
+# fmt: on
+
+
+def set_state(env, qpos, qvel=None):
+    """Put the last environment at qpos (nq,), qvel (nv,)."""
+    mask = torch.zeros(env.num_envs, dtype=torch.bool)
+    mask[-1] = True
+    state, velocity = env.engine.qpos.clone(), torch.zeros_like(env.engine.qvel)
+    state[-1] = torch.as_tensor(qpos)
+    if qvel is not None:
+        velocity[-1] = torch.as_tensor(qvel)
+    env.engine.set_state(mask, state, velocity)
+
+
+def make_with_cube(env_id):
+    """An AllegroKuka task whose last environment has the cube of 5 cm."""
+    families = envs.find_class(env_id).object_families
+    cube = np.abs(kuka.object_scales(families) - 1.0).sum(1).argmin()
+    env = envs.make(env_id, int(cube) + 1, "cpu", 1, "mujoco")
+    env.reset()
+    return env
+
+
+def set_goal(env, *pose):
+    """Move the goal of the last environment. pose: position (3,) m, quaternion (4,)."""
+    env.goal[-1] = torch.tensor(pose)
+    env.engine.set_mocap(torch.arange(env.num_envs) == env.num_envs - 1, env.goal[:, None])
+
+
+def regrasping(env_id):
+    env = make_with_cube(env_id)
+    set_state(env, HELD)
+    set_goal(env, -0.02, -0.27, 0.90, 1.0, 0.0, 0.0, 0.0)
+    return env
+
+
+def reorientation(env_id):
+    env = make_with_cube(env_id)
+    set_state(env, HELD)
+    set_goal(env, 0.0, -0.28, 0.88, 0.80, 0.40, -0.35, 0.27)
+    return env
+
+
+def throw(env_id):
+    """The cube flies from the hand towards the bucket; the pictures on the way make its trail."""
+    env = make_with_cube(env_id)
+    set_goal(env, 0.72, -0.42, 0.42, 1.0, 0.0, 0.0, 0.0)
+    start, goal, seconds = np.array([0.05, -0.10, 0.86]), np.array([0.72, -0.42, 0.46]), 0.62
+    velocity = (goal - start) / seconds
+    velocity[2] += 9.81 * seconds / 2.0
+    qpos, qvel = torch.tensor(HELD), torch.zeros(29)
+    qpos[7:23] = torch.tensor([0.0, 0.3, 0.3, 0.3] * 3 + [1.2, 0.2, 0.3, 0.3])  # the hand open
+    qpos[23:26], qvel[23:26] = torch.tensor(start), torch.tensor(velocity)
+    qvel[26:] = torch.tensor([4.0, 6.0, 2.0])
+    set_state(env, qpos, qvel)
+    for _ in range(29):
+        env.render(env.num_envs - 1)
+        env.engine.step(env.engine.qpos[:, :23])
+    return env
+
+
+def in_hand(env_id, fingers, steps):
+    """The cube settles in the half closed hand. fingers: name of a joint's beginning -> action."""
+    env = envs.make(env_id, 1, "cpu", 3, "mujoco")
+    env.reset()
+    names = [env.joint_names[i] for i in env.actuated]
+    action = torch.tensor([[next((a for key, a in fingers.items() if key in name), 0.0) for name in names]])
+    for _ in range(steps):
+        env.step(action)
+    return env
+
+
+def allegro_hand(env_id):
+    return in_hand(env_id, {"thumb_joint_0": 0.6, "thumb": 0.0, "joint_0": 0.0, "": -0.25}, 40)
+
+
+def shadow_hand(env_id):
+    return in_hand(env_id, {"WR": 0.0, "FJ3": 0.0, "FJ2": -0.45, "FJ1": -0.5, "THJ4": 0.6, "TH": 0.0}, 40)
+
+
+def anymal(env_id):
+    """Diagonal legs step in turn."""
+    env = envs.make(env_id, 1, "cpu", 1, "mujoco")
+    env.reset()
+    action = torch.zeros(1, 12)
+    for step in range(95):
+        swing = max(0.0, math.sin(2.0 * math.pi * step / 50.0)) if step > 50 else 0.0
+        for leg, sign in ((0, 1.0), (3, -1.0)):
+            action[0, 3 * leg + 1 : 3 * leg + 3] = swing * sign * torch.tensor([0.9, -1.4])
+        env.step(action.clamp(-1.0, 1.0))
+    return env
+
+
+def ant(env_id):
+    env = envs.make(env_id, 1, "cpu", 1, "mujoco")
+    env.reset()
+    joints = env.joint_default + torch.tensor([0.35, 0.15, -0.35, -0.35, 0.35, -0.15, -0.35, 0.35])
+    set_state(env, torch.cat([torch.tensor([0.0, 0.0, 0.50, 0.985, 0.03, -0.06, 0.15]), joints]))
+    return env
+
+
+def running_humanoid(env_id):
+    env = envs.make(env_id, 1, "cpu", 1, "mujoco")
+    env.reset()
+    degrees = dict(
+        abdomen_y=-8, abdomen_z=6, right_hip_y=-62, right_knee=-68, right_ankle_y=8, left_hip_y=18, left_knee=-26,
+        left_ankle_y=22, right_hip_x=-3, left_hip_x=-3, right_shoulder1=22, right_shoulder2=-38, right_elbow=15,
+        left_shoulder1=-38, left_shoulder2=26, left_elbow=25,
+    )  # fmt: skip
+    joints = [math.radians(degrees.get(name, 0.0)) for name in humanoid.JOINT_NAMES]
+    set_state(env, [0.0, 0.0, 1.30, math.cos(0.05), 0.0, math.sin(0.05), 0.0, *joints])
+    return env
+
+
+def cartpole(env_id):
+    env = envs.make(env_id, 1, "cpu", 1, "mujoco")
+    env.reset()
+    set_state(env, [0.4, -0.16])
+    return env
+
+
+def move_hand(env, target, opening, steps):
+    """Move the grip site of FrankaCube to a point (3,) m."""
+    for _ in range(steps):
+        action = torch.zeros(1, 7)
+        action[0, :3] = ((torch.as_tensor(target) - env.engine.body_pos[0, 9]) / 0.1).clamp(-1.0, 1.0)
+        action[0, 6] = opening
+        env.step(action)
+
+
+def stack(env_id):
+    """The gripper brings the small cube to the large one."""
+    env = envs.make(env_id, 1, "cpu", 1, "mujoco")
+    env.reset()
+    qpos = torch.cat([env.joint_default, torch.zeros(14)])
+    qpos[9:12], qpos[12] = torch.tensor([0.05, -0.16, franka.TABLE_TOP + franka.SIZE_A / 2]), 1.0
+    qpos[16:19] = torch.tensor([0.02, 0.14, franka.TABLE_TOP + franka.SIZE_B / 2])
+    qpos[19], qpos[22] = math.cos(0.3), math.sin(0.3)
+    set_state(env, qpos)
+    cube, base = qpos[9:12], qpos[16:19]
+    move_hand(env, cube + torch.tensor([0.0, 0.0, 0.12]), 1.0, 60)
+    move_hand(env, cube, 1.0, 60)
+    move_hand(env, cube, -1.0, 20)
+    move_hand(env, cube + torch.tensor([0.0, 0.0, 0.2]), -1.0, 50)
+    move_hand(env, base + torch.tensor([0.0, -0.02, 0.13]), -1.0, 70)
+    return env
+
+
+def push(env_id):
+    env = envs.make(env_id, 1, "cpu", 1, "mujoco")
+    env.reset()
+    qpos = torch.cat([env.joint_default, torch.zeros(7)])
+    qpos[9:12] = torch.tensor([0.0, -0.10, franka.TABLE_TOP + franka.SIZE_A / 2])
+    qpos[12], qpos[15] = math.cos(0.2), math.sin(0.2)
+    set_state(env, qpos)
+    env.goal[0] = torch.tensor([0.04, 0.16, franka.TABLE_TOP + franka.SIZE_A / 2])
+    behind = qpos[9:12] + torch.tensor([0.0, -0.10, 0.0])
+    move_hand(env, behind + torch.tensor([0.0, 0.0, 0.1]), -1.0, 60)
+    move_hand(env, behind, -1.0, 50)
+    move_hand(env, behind + torch.tensor([0.0, 0.12, 0.0]), -1.0, 40)
+    return env
+
+
+def moat(env_id):
+    env = envs.make(env_id, 1, "cpu", 1)
+    env.reset()
+    env.position[0] = torch.tensor([PLATEAU_STARTS[1] + 0.25, 0.15, 0.1, 0.0])
+    return env
+
+
+POSES = {
+    "AllegroKukaRegrasping": regrasping,
+    "AllegroKukaThrow": throw,
+    "AllegroKukaReorientation": reorientation,
+    "AllegroHand": allegro_hand,
+    "ShadowHand": shadow_hand,
+    "Anymal": anymal,
+    "Humanoid": running_humanoid,
+    "Ant": ant,
+    "FrankaCubePush": push,
+    "FrankaCubeStack": stack,
+    "Cartpole": cartpole,
+    "Moat": moat,
+}
+
+
+def save(image, path):
+    """Write a PNG of at most 256 colours, a third of the size of full colour."""
+    image.quantize(256, Image.Quantize.MAXCOVERAGE, kmeans=1, dither=Image.Dither.NONE).save(path, optimize=True)
+    print(f"{path}: {os.path.getsize(path) / 1000:.0f} kB")
+
+
+def main(names):
+    os.makedirs("docs/images", exist_ok=True)
+    drawn = {}
+    for name in names:
+        env = POSES[name](name)
+        picture = Image.fromarray(np.asarray(env.render(env.num_envs - 1)))
+        drawn[name] = picture.resize(SIZE, Image.Resampling.LANCZOS)
+        save(drawn[name], f"docs/images/{name}.png")
+    if set(STRIP) <= set(drawn):
+        width, height = 320, 240
+        strip = Image.new("RGB", (3 * width, 2 * height))
+        for i, name in enumerate(STRIP):
+            row, column = divmod(i, 3)
+            strip.paste(drawn[name].resize((width, height), Image.Resampling.LANCZOS), (column * width, row * height))
+        save(strip, "docs/images/tasks.png")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:] or list(POSES))

@@ -1,0 +1,107 @@
+"""What is only drawn: sky, light, ground, and shapes without mass and collision. The engines leave all of it out."""
+
+import itertools
+
+import mujoco
+import numpy as np
+
+HORIZON = (0.88, 0.91, 0.94)
+# of the faces at +x, -x, +y, -y, +z, -z of whatever is turned
+FACE_COLOURS = (
+    (0.86, 0.22, 0.20), (0.20, 0.62, 0.35), (0.16, 0.42, 0.85), (0.97, 0.77, 0.16), (0.95, 0.50, 0.12),
+    (0.52, 0.30, 0.70),
+)  # fmt: skip
+WHITE, SILVER, GREY, BLACK = (0.93, 0.93, 0.94), (0.76, 0.78, 0.80), (0.42, 0.44, 0.47), (0.13, 0.13, 0.15)
+ORANGE, RED, WOOD, GOAL = (0.95, 0.45, 0.10), (0.78, 0.13, 0.14), (0.86, 0.74, 0.58), (0.15, 0.75, 0.35)
+SHAPES = {
+    "sphere": mujoco.mjtGeom.mjGEOM_SPHERE,
+    "capsule": mujoco.mjtGeom.mjGEOM_CAPSULE,
+    "cylinder": mujoco.mjtGeom.mjGEOM_CYLINDER,
+    "ellipsoid": mujoco.mjtGeom.mjGEOM_ELLIPSOID,
+    "box": mujoco.mjtGeom.mjGEOM_BOX,
+}
+HIDDEN = 3  # the geom group that MuJoCo does not draw: for solid shapes that stand in for better looking ones
+
+
+def draw(body, shape, *numbers, colour, alpha=1.0):
+    """Add a shape to a body that is only drawn, in its axes, lengths in m.
+
+    A sphere is (centre, radius), a capsule or cylinder (end, end, radius), an ellipsoid or box (centre, half edges) or
+    (centre, half edges, quaternion).
+    """
+    geom = body.add_geom(
+        type=SHAPES[shape], rgba=(*colour, alpha), contype=0, conaffinity=0, mass=0, group=1
+    )  # fmt: skip
+    if shape in ("capsule", "cylinder"):
+        first, second, radius = numbers
+        geom.fromto, geom.size = (*first, *second), (radius, 0, 0)
+    else:
+        geom.pos, geom.size = numbers[0], (numbers[1], 0, 0) if shape == "sphere" else numbers[1]
+        if len(numbers) == 3:
+            geom.quat = numbers[2]
+    return geom
+
+
+def draw_faces(body, half_edges, frame=0.18, alpha=1.0):
+    """Draw a differently coloured patch on each face of a box at the body's origin.
+
+    half_edges (3,) m; frame: what the patch leaves free at its edges, relative to the shortest half edge.
+    """
+    margin, thickness = frame * min(half_edges), 0.0006
+    for face, colour in enumerate(FACE_COLOURS):
+        axis, sign = face // 2, 1.0 - 2.0 * (face % 2)
+        centre, size = np.zeros(3), np.asarray(half_edges) - margin
+        centre[axis], size[axis] = sign * half_edges[axis], thickness
+        draw(body, "box", centre, size, colour=colour, alpha=alpha)
+
+
+def draw_goal_box(body, half_edges):
+    """Draw a box that one can see through, with the same colours as `draw_faces`."""
+    draw_faces(body, half_edges, frame=0.04, alpha=0.6)
+    corners = np.array(list(itertools.product((-1.0, 1.0), repeat=3)))
+    for first, second in itertools.combinations(corners, 2):
+        if np.abs(second - first).sum() == 2.0:  # neighbours
+            draw(body, "capsule", first * half_edges, second * half_edges, 0.05 * min(half_edges), colour=WHITE)
+
+
+def add_surroundings(spec, light=(0.4, 0.5, -1.0), aim=(0, 0, 0), follow=None, span=5.0):
+    """Add a sky, soft sunlight and the material "ground" for a plane.
+
+    light (3,): the direction in which the sun shines; aim (3,) m, span m: centre and half width of what casts shadows;
+    follow: the body, if it walks, that the centre follows.
+    """
+    texture = mujoco.mjtTexture
+    spec.add_texture(
+        name="sky", type=texture.mjTEXTURE_SKYBOX, builtin=mujoco.mjtBuiltin.mjBUILTIN_GRADIENT, width=256, height=1536,
+        rgb1=(0.45, 0.63, 0.85), rgb2=(1.0, 1.0, 1.0),
+    )  # fmt: skip
+    spec.add_texture(
+        name="tiles", type=texture.mjTEXTURE_2D, builtin=mujoco.mjtBuiltin.mjBUILTIN_CHECKER, width=512, height=512,
+        rgb1=(0.87, 0.88, 0.89), rgb2=(0.78, 0.80, 0.83), mark=mujoco.mjtMark.mjMARK_EDGE, markrgb=(0.95, 0.96, 0.97),
+    )  # fmt: skip
+    ground = spec.add_material(name="ground", texrepeat=(2, 2), texuniform=True, reflectance=0.08)
+    ground.textures[mujoco.mjtTextureRole.mjTEXROLE_RGB] = "tiles"
+
+    visual = spec.visual
+    visual.rgba.haze = (*HORIZON, 1)
+    visual.headlight.ambient, visual.headlight.diffuse = (0.35, 0.35, 0.37), (0.3, 0.3, 0.3)
+    visual.headlight.specular = (0.1, 0.1, 0.1)
+    visual.quality.shadowsize, visual.quality.offsamples = 4096, 4
+    visual.map.znear, visual.map.zfar = 0.01, 60.0
+    spec.stat.extent = 1.0  # the unit of the lengths in `visual.map`
+    visual.map.shadowclip = span
+    visual.global_.offwidth, visual.global_.offheight = 640, 480
+    sun = (follow or spec.worldbody).add_light(
+        name="sun", type=mujoco.mjtLightType.mjLIGHT_DIRECTIONAL, dir=light, pos=np.asarray(aim) - 4.0 * np.asarray(light),
+        diffuse=(0.55, 0.54, 0.52), specular=(0.25, 0.25, 0.25), castshadow=True,
+    )  # fmt: skip
+    if follow:
+        sun.mode = mujoco.mjtCamLight.mjCAMLIGHT_TRACK
+
+
+def add_camera(body, name, position, target, fovy=40.0, **options):
+    """Add a camera that looks from `position` (3,) at `target` (3,), m, with a level horizon. fovy: degrees, vertical."""
+    x, y, z = np.asarray(target, float) - position
+    return body.add_camera(
+        name=name, pos=position, xyaxes=(y, -x, 0, -x * z, -y * z, x * x + y * y), fovy=fovy, **options
+    )  # fmt: skip
