@@ -42,15 +42,14 @@ ENGINES = {"mujoco": "mujoco", "warp": "mujoco_warp"}  # engine -> the package i
 
 def check_env_id(env_id):
     """Raises ValueError (one line) unless `env_id` is a known task or an importable `package.module:Class`."""
-    known = list(dict.fromkeys([*TASKS, *isaacgym.CONFIGURATIONS]))
     prefix, _, name = env_id.partition(":")
     if prefix in ADAPTERS:
         find_adapter(prefix).check(name)
     elif ":" in env_id:
         find_class(env_id)
-    elif env_id not in known:
-        nearest = difflib.get_close_matches(env_id, known, n=1, cutoff=0.0)[0]
-        raise ValueError(f"did you mean {nearest}? Known: {', '.join(known)}, or package.module:Class")
+    elif env_id not in TASKS:
+        nearest = difflib.get_close_matches(env_id, TASKS, n=1, cutoff=0.0)[0]
+        raise ValueError(f"did you mean {nearest}? Known: {', '.join(TASKS)}, or package.module:Class")
 
 
 def find_adapter(prefix):
@@ -104,8 +103,6 @@ def find_engine(engine, env_id, device="cpu"):
         if problem:
             raise ValueError(problem)
         return engine
-    if ":" not in env_id and env_id not in TASKS:
-        raise ValueError("must be isaacgym, no other engine has this task")
     if not needs_engine(env_id):
         if engine == "auto":
             return None

@@ -1,8 +1,9 @@
 """How diverse are the states that a method visits (SAPG 6.4)? `python benchmarks/scripts/diversity.py --env-id Moat`.
 
 Trains every run of --runs ("NAME=script.py flags"; flags that this tool does not know go to all of them), lets all its
-agents play for max_episode_steps control steps, samples the observations and measures how badly a few principal components (SAPG Fig. 7)
-and a narrow auto-encoder (SAPG Fig. 8) reconstruct them, and how much room they take (variance, particle entropy).
+agents play for max_episode_steps control steps, samples the observations and measures how badly a few principal
+components (SAPG Fig. 7) and a narrow auto-encoder (SAPG Fig. 8) reconstruct them, and how much room they take
+(variance, particle entropy).
 Prints a Markdown table, means and standard deviations over seeds; writes OUT.csv and OUT.png.
 
 Needs matplotlib, which is not among the requirements. Shape letters: B states, D observation.

@@ -11,7 +11,8 @@ import numpy as np
 
 from envs.models.parts import add_body, add_position_drive
 from envs.models.visuals import (
-    BLACK, GOAL as GOAL_COLOUR, GREY, SILVER, WHITE, WOOD, add_camera, add_surroundings, draw, draw_faces, draw_goal_box,
+    BLACK, GOAL as GOAL_COLOUR, GREY, SILVER, WHITE, WOOD,
+    add_camera, add_surroundings, draw, draw_faces, draw_goal_box,
 )  # fmt: skip
 
 NUM_ARM, NUM_JOINTS = 7, 9

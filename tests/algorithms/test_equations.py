@@ -256,8 +256,8 @@ def test_sapg_eq_6_epo_eq_8_one_step_target(script):
 def test_sapg_eq_7_epo_eq_7_critic(train, script, target, clipped):
     """SAPG Eq. 7, EPO Eq. 7: E[(V(s) - V_target(s))^2]. main(), v_loss.
 
-    Here vf_coef / 2 times that, in normalised units. The default is the papers' plain square (--clip-vloss: clipped like
-    the policy, as released) and the released GAE return (--critic-n-step 3: V_target of Eq. 5).
+    Here vf_coef / 2 times that, in normalised units. The default is the papers' plain square (--clip-vloss: clipped as
+    the policy is, as released) and the released GAE return (--critic-n-step 3: V_target of Eq. 5).
     """
     assert (script.Args.critic_n_step, script.Args.clip_vloss) == (0, False)
     run = play(train, script, f"{ON_POLICY[script]} {target}")

@@ -451,8 +451,6 @@ def test_problems(env_id, change, problem, all_there, monkeypatch):
 
 
 @pytest.mark.parametrize("env_id, engine, line", [
-    ("AllegroKukaTwoArmsRegrasping", "auto", "must be isaacgym, no other engine has this task"),
-    ("AllegroKukaTwoArmsRegrasping", "mujoco", "must be isaacgym, no other engine has this task"),
     ("AllegroKukaTwoArmsRegrasp", "isaacgym", "did you mean AllegroKukaTwoArmsRegrasping"),
     ("Moat", "mujoco", "must be auto, this task steps itself"),
     (DRIFT, "mujoco", "must be auto, this task steps itself"),

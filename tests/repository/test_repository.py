@@ -179,8 +179,9 @@ def test_scripts_are_short(script, most):
 
 
 def test_the_harness_is_short():
+    """800 lines, and 110 for what keeps runs whole: checksums, locks, other people's checkpoints, memory estimates."""
     paths = [path for path in HARNESS if path.name != "distributed.py"]
-    assert sum(len(path.read_text().splitlines()) for path in paths) <= 800
+    assert sum(len(path.read_text().splitlines()) for path in paths) <= 910
 
 
 @pytest.mark.skipif(not shutil.which("diff"), reason="needs diff")
@@ -206,7 +207,8 @@ def test_the_training_loop_stands_in_the_script(script):
     assert len(loops) == 1 and loops[0].startswith("for iteration in range(")
     for call in ("env.step(", "total_loss.backward()", "optimizer.step()", "run.log("):
         assert call in loops[0]
-    assert all(call not in path.read_text() for path in HARNESS for call in (".step(", ".backward("))
+    calls = ("env.step(", "optimizer.step(", ".backward(")
+    assert all(call not in path.read_text() for path in HARNESS for call in calls)
 
 
 @pytest.mark.parametrize("path", [path for path in SOURCES if path not in HARNESS], ids=lambda path: path.stem)
@@ -221,10 +223,14 @@ def test_nobody_subclasses_the_harness(path):
 
 @every_harness_file
 def test_the_harness_calls_nothing_that_it_is_given_but_check_args(path):
-    """No function calls one of its own parameters; Args, a script's dataclass, is one that it makes."""
+    """No function calls one of its own parameters.
+
+    Args, a script's dataclass, is one that it makes, and `accept` is the harness's own check of a checkpoint.
+    """
     for function in ast.walk(ast.parse(path.read_text())):
         if isinstance(function, (ast.FunctionDef, ast.Lambda)):
-            given = {arg.arg for arg in ast.walk(function.args) if isinstance(arg, ast.arg)} - {"check_args", "Args"}
+            given = {arg.arg for arg in ast.walk(function.args) if isinstance(arg, ast.arg)}
+            given -= {"check_args", "Args", "accept"}
             called = {ast.unparse(node.func) for node in ast.walk(function) if isinstance(node, ast.Call)}
             assert not given & called
 
@@ -278,12 +284,13 @@ def test_requirements_are_pinned_and_used_and_enough():
     parts = {part for name in imported for part in name.split(".")}  # torch.utils.tensorboard needs tensorboard
     assert names <= parts
     own = {"envs", "harness", "benchmarks", *(path.stem for path in SOURCES)}
-    others = {"matplotlib"}  # benchmarks/ says so where it draws
+    others = {"matplotlib", "PIL"}  # benchmarks/ says so where it draws
     others |= {"isaacgym", "isaacgymenvs", "hydra"}  # README says how to install them
     others |= {"mujoco_warp", "warp"}  # in requirements-gpu.txt
+    others |= {"onnx", "onnxscript"}  # in requirements-onnx.txt
     assert {name.split(".")[0] for name in imported} - set(sys.stdlib_module_names) - own - others <= names
     included = [line for line in requirements("requirements-dev.txt") if line.startswith("-r")]
-    assert included == [f"-r requirements-{name}.txt" for name in ("envpool", "gpu", "gymnasium")]
+    assert included == [f"-r requirements-{name}.txt" for name in ("envpool", "gpu", "gymnasium", "onnx")]
     for name in ("envpool", "gymnasium", "mjlab"):  # adapters: each says which package its prefix needs
         assert name in {line.split("==")[0] for line in requirements(f"requirements-{name}.txt")}
     lines = [line for path in ROOT.glob("requirements*.txt") for line in requirements(path.name)]
@@ -370,5 +377,5 @@ def test_the_documents_translate_to_flags_that_exist():
 def test_the_documents_know_what_the_flags_are_called():
     options = {"--" + name.replace("_", "-") for script in SCRIPTS for name in flags(script)}
     options |= {"--" + f.name for f in fields(evaluate.Args)}
-    options |= {option.replace("--", "--no-", 1) for option in options} | {"--help"}
+    options |= {option.replace("--", "--no-", 1) for option in options} | {"--help", "--logdir"}
     assert set(re.findall(r"(?<![\w-])--[a-z][\w-]*", documents())) <= options

@@ -21,6 +21,7 @@ import harness.run
 import ppo
 import sapg
 from envs.base import VectorEnv
+from harness import checkpoints
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 POPULATION = "--num-agents 4 --latent-dim 5 --max-ent-coef 0.1 --diagnostics-interval 3"
@@ -285,30 +286,28 @@ def test_a_run_killed_fifty_times_resumes():
 # ---------------------------------------------------------------- faults
 
 
-def test_a_checkpoint_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch, capsys):
-    harness.run.save_checkpoint(str(tmp_path), {"script": "ppo", "args": {}, "state": {}, "x": 1})
+def test_a_checkpoint_is_replaced_whole_or_not_at_all(monkeypatch, capsys):
+    train(ppo, command(ppo, iterations=2))
+    folder = the_run()
+    data = (folder / "checkpoint.pt").read_bytes()
 
     def full(*args):
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full)
-        harness.run.save_checkpoint(str(tmp_path), {"script": "ppo", "args": {}, "state": {}, "x": 2})
-    assert "no checkpoint: [Errno 28] No space left on device; training goes on" in capsys.readouterr().err
-    assert harness.load_checkpoint(str(tmp_path))["x"] == 1
-    harness.run.save_checkpoint(str(tmp_path), {"script": "ppo", "args": {}, "state": {}, "x": 3})
-    assert harness.load_checkpoint(str(tmp_path))["x"] == 3
+        train(ppo, f"--no-cuda --resume {folder} --total-timesteps {4 * 4096} --checkpoint-interval 1")
+    assert capsys.readouterr().err == "no checkpoint: [Errno 28] No space left on device; training goes on\n"
+    assert (folder / "checkpoint.pt").read_bytes() == data and not list(folder.glob("*.tmp"))
+    train(ppo, f"--no-cuda --resume {folder} --total-timesteps {4 * 4096}")
+    assert checkpoint(folder)["iteration"] == 4
 
 
 def test_a_folder_that_vanishes_does_not_stop_training(monkeypatch, capsys):
-    write = harness.run.save_checkpoint
-
-    def save_nowhere(folder, state):
-        write("nowhere/at/all", state)
-
-    monkeypatch.setattr(harness.run, "save_checkpoint", save_nowhere)
+    write = checkpoints.save_checkpoint
+    monkeypatch.setattr(checkpoints, "save_checkpoint", lambda folder, data: write("nowhere/at/all", data))
     train(ppo, command(ppo, iterations=2) + " --checkpoint-interval 1")
-    assert capsys.readouterr().err.count("training goes on") == 2
+    assert capsys.readouterr().err.count("training goes on") == 1  # said once
 
 
 def test_a_log_that_cannot_be_written_does_not_stop_training(monkeypatch, capsys):
@@ -317,7 +316,7 @@ def test_a_log_that_cannot_be_written_does_not_stop_training(monkeypatch, capsys
 
     monkeypatch.setattr(harness.run.SummaryWriter, "add_scalar", full)
     train(ppo, command(ppo, iterations=2))
-    assert capsys.readouterr().err.count("no log: [Errno 28] No space left on device; training goes on") == 2
+    assert capsys.readouterr().err == "no log: [Errno 28] No space left on device; training goes on\n"
     assert checkpoint(the_run())["iteration"] == 2
 
 
