@@ -30,7 +30,8 @@ def draw(body, shape, *numbers, colour, alpha=1.0):
     (centre, half edges, quaternion).
     """
     geom = body.add_geom(
-        type=SHAPES[shape], rgba=(*colour, alpha), contype=0, conaffinity=0, mass=0, group=1
+        type=SHAPES[shape], rgba=(*colour, alpha), contype=0, conaffinity=0, mass=0, group=1,
+        castshadow=alpha == 1.0,
     )  # fmt: skip
     if shape in ("capsule", "cylinder"):
         first, second, radius = numbers
