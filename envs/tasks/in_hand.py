@@ -82,8 +82,8 @@ class InHandBase(VectorEnv):
         self.num_joints, self.num_actions = len(self.joint_names), len(self.actuated)
         self.num_obs = 3 * self.num_joints + 24 + 19 * len(self.fingertip_bodies) + self.num_actions
         model = functools.partial(
-            scene.build_scene, self.add_hand, self.joint_names, self.fingertip_bodies, self.cube_edge, self.cube_density,
-            self.cube_start, self.control_period / self.substeps,
+            scene.build_scene, self.add_hand, self.joint_names, self.fingertip_bodies, self.cube_edge,
+            self.cube_density, self.cube_start, self.control_period / self.substeps,
         )  # fmt: skip
         bodies = [scene.CUBE_BODY, *self.fingertip_bodies]
         self.engine = make_engine(
