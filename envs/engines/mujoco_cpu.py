@@ -39,7 +39,7 @@ class MujocoCpu:
     name = "mujoco"
 
     def __init__(self, models, num_envs, substeps, bodies, device):
-        """models: functions that return a mujoco.MjSpec, all of one structure (sizes, masses and gains may differ).
+        """models: functions that return a mujoco.MjSpec, of the same structure (sizes, masses and gains may differ).
         What is only drawn is left out of the physics. substeps: timesteps of the model per control step. bodies: names
         of the bodies whose poses are read; mocap bodies are not allowed, since they stay where `set_mocap` puts them.
         """

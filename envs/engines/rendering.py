@@ -53,17 +53,17 @@ class Renderer:
         mujoco.mj_forward(model, data)
         # Not Renderer.update_scene, which draws only the model that it was made for. The models of one engine have the
         # same structure and textures, so one renderer, slow to create, serves them all.
-        mujoco.mjv_updateScene(
-            model, data, mujoco.MjvOption(), None, _find_camera(model, camera), mujoco.mjtCatBit.mjCAT_ALL.value,
-            self._renderer.scene,
-        )  # fmt: skip
+        scene, camera = self._renderer.scene, _find_camera(model, camera)
+        mujoco.mjv_updateCamera(model, data, camera, scene)  # what is translucent is sorted by distance from it
+        everything = mujoco.mjtCatBit.mjCAT_ALL.value
+        mujoco.mjv_updateScene(model, data, mujoco.MjvOption(), None, camera, everything, scene)
         if zone is not None:
-            _draw_sphere(self._renderer.scene, torch.as_tensor(zone[0]).cpu().numpy(), float(zone[1]))
+            _draw_sphere(scene, torch.as_tensor(zone[0]).cpu().numpy(), float(zone[1]))
         if trail is not None:
             points = self._trails[index]
             points.append(data.body(trail).xpos.copy())
             fading = [(*TRAIL_COLOUR, i / len(points)) for i in range(1, len(points))]
-            _draw_line(self._renderer.scene, list(points), TRAIL_WIDTH, fading)
+            _draw_line(scene, list(points), TRAIL_WIDTH, fading)
         return self._renderer.render()
 
 

@@ -18,8 +18,17 @@ from envs.models.allegro_kuka import (  # noqa: F401, tasks import the robot's n
     add_allegro_kuka,
 )
 from envs.models.visuals import (
-    GOAL, GREY, RED, WHITE, WOOD, add_camera, add_surroundings, draw, draw_faces, draw_goal_box,
-)  # fmt: skip
+    GOAL,
+    GREY,
+    RED,
+    WHITE,
+    WOOD,
+    add_camera,
+    add_surroundings,
+    draw,
+    draw_faces,
+    draw_goal_box,
+)
 
 CONTROL_PERIOD = 0.01667  # s, one control step
 SUBSTEPS = 2  # four do not make grasps firmer

@@ -10,10 +10,9 @@ import mujoco
 import numpy as np
 
 from envs.models.parts import add_body, add_position_drive
-from envs.models.visuals import (
-    BLACK, GOAL as GOAL_COLOUR, GREY, SILVER, WHITE, WOOD,
-    add_camera, add_surroundings, draw, draw_faces, draw_goal_box,
-)  # fmt: skip
+from envs.models.visuals import BLACK, GREY, SILVER, WHITE, WOOD, add_camera, add_surroundings
+from envs.models.visuals import GOAL as GOAL_COLOUR
+from envs.models.visuals import draw, draw_faces, draw_goal_box
 
 NUM_ARM, NUM_JOINTS = 7, 9
 LINK_BODIES = ["panda_link%d" % i for i in range(1, 8)] + ["panda_leftfinger", "panda_rightfinger"]

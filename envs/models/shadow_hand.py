@@ -147,7 +147,7 @@ def _draw_details(spec, bodies):
         (0.075, 0.085, 0.0685, SILVER), (0.180, 0.190, 0.0685, SILVER), (0.19, 0.235, 0.05, GREY),
         (0.23, 0.262, 0.033, SILVER),
     ):  # fmt: skip
-        y = 0.01 * (radius > 0.06)
+        y = 0.01 if radius > 0.06 else 0.0
         draw(forearm, "cylinder", (0, y, low), (0, y, high), radius, colour=colour)
     draw(bodies["wrist"], "capsule", (-0.02, 0, 0), (0.02, 0, 0), 0.016, colour=GREY)
     draw(bodies["wrist"], "capsule", (0, 0, 0), (0, 0, 0.034), 0.016, colour=SILVER)

@@ -30,7 +30,8 @@ def draw(body, shape, *numbers, colour, alpha=1.0):
     (centre, half edges, quaternion).
     """
     geom = body.add_geom(
-        type=SHAPES[shape], rgba=(*colour, alpha), contype=0, conaffinity=0, mass=0, group=1
+        type=SHAPES[shape], rgba=(*colour, alpha), contype=0, conaffinity=0, mass=0, group=1,
+        castshadow=alpha == 1.0,
     )  # fmt: skip
     if shape in ("capsule", "cylinder"):
         first, second, radius = numbers
@@ -92,16 +93,15 @@ def add_surroundings(spec, light=(0.4, 0.5, -1.0), aim=(0, 0, 0), follow=None, s
     visual.map.shadowclip = span
     visual.global_.offwidth, visual.global_.offheight = 640, 480
     sun = (follow or spec.worldbody).add_light(
-        name="sun", type=mujoco.mjtLightType.mjLIGHT_DIRECTIONAL, dir=light,
+        name="sun", type=mujoco.mjtLightType.mjLIGHT_DIRECTIONAL, dir=light, castshadow=True,
         pos=np.asarray(aim) - 4.0 * np.asarray(light), diffuse=(0.55, 0.54, 0.52), specular=(0.25, 0.25, 0.25),
-        castshadow=True,
     )  # fmt: skip
     if follow:
         sun.mode = mujoco.mjtCamLight.mjCAMLIGHT_TRACK
 
 
 def add_camera(body, name, position, target, fovy=40.0, **options):
-    """Add a camera that looks from `position` (3,) at `target` (3,), m, horizon level. fovy: degrees, vertical."""
+    """Add a camera that looks from `position` (3,) at `target` (3,), m, horizon level. fovy: vertical, degrees."""
     x, y, z = np.asarray(target, float) - position
     return body.add_camera(
         name=name, pos=position, xyaxes=(y, -x, 0, -x * z, -y * z, x * x + y * y), fovy=fovy, **options

@@ -94,7 +94,7 @@ def draw_moat(position):
 
 
 def paint_ball(image, horizontal, vertical, x, y, colour):
-    """Paint a disc with a white rim at x, y into an image (H, W, 3); its pixels lie at horizontal, vertical (H, W)."""
+    """Paint a disc with a white rim at x, y into an image (H, W, 3) with pixels at horizontal, vertical (H, W)."""
     columns = (horizontal - x) / (horizontal[0, 1] - horizontal[0, 0])
     rows = (vertical - y) / (vertical[1, 0] - vertical[0, 0])
     distance = torch.hypot(columns, rows)

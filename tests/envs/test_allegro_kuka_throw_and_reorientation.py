@@ -353,9 +353,11 @@ def test_nothing_is_lost_at_a_reset():
 
 def test_the_goal_is_shown_by_a_copy_of_the_object():
     model = scene.build_scene((1.0, 2.0, 3.0), goal="copy").compile()
-    first = model.body(scene.GOAL_BODY).geomadr[0]
-    assert np.allclose(model.geom_size[first], model.geom("object").size)
-    assert model.geom_contype[first] == model.geom_conaffinity[first] == 0
+    goal = model.geom_bodyid == model.body(scene.GOAL_BODY).id
+    boxes = goal & (model.geom_type == mujoco.mjtGeom.mjGEOM_BOX)
+    reach = (np.abs(model.geom_pos[boxes]) + model.geom_size[boxes]).max(0)  # the faces are axis-aligned
+    assert boxes.sum() == 6 and np.allclose(reach, model.geom("object").size, atol=0.001)
+    assert not (model.geom_contype[goal] | model.geom_conaffinity[goal]).any()
 
 
 # -------------------------------------------------------------------- all of the family, with physics
