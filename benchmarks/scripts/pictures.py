@@ -198,10 +198,22 @@ def moat(env_id):
     return env
 
 
+def start(env_id):
+    """A start state, in which object and goal are on different sides."""
+    env = envs.make(env_id, 1, "cpu", 3, "mujoco")
+    env.reset()
+    return env
+
+
 POSES = {
     "AllegroKukaRegrasping": regrasping,
     "AllegroKukaThrow": throw,
     "AllegroKukaReorientation": reorientation,
+    "AllegroKukaTwoArmsRegrasping": start,
+    "AllegroKukaTwoArmsReorientation": start,
+    "AllegroKukaTwoArmsReorientationPartition": start,
+    "AllegroKukaTwoArmsReorientationHole": start,
+    "AllegroKukaTwoArmsReorientationBarrier": start,
     "AllegroHand": allegro_hand,
     "ShadowHand": shadow_hand,
     "Anymal": anymal,
