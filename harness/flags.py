@@ -18,7 +18,7 @@ from harness.checkpoints import load_checkpoint, refuse
 from harness.hyperparameters import CPU
 from harness.run import script_name
 
-LARGEST = {"learning_rate": 1.0, "gamma": 1.0, "gae_lambda": 1.0, "update_epochs": 1_000}  # other floats: 1e18
+LARGEST = {"learning_rate": 1.0, "gamma": 1.0, "gae_lambda": 1.0, "update_epochs": 1_000}
 SIZES = "num_envs num_steps hidden_sizes discriminator_sizes lstm_size latent_dim num_agents".split()
 MAY_CHANGE = "total_timesteps checkpoint_interval diagnostics_interval resume cuda device num_iterations".split()
 
@@ -72,9 +72,11 @@ def check_common_args(args):
     if args.engine == "warp" and args.cuda and args.device == "cpu":
         refuse("--engine", "warp", "needs a CUDA GPU, none was found; with --no-cuda it runs on the CPU, slowly")
     for f in fields(args):
-        value, largest = getattr(args, f.name), LARGEST.get(f.name, 1e18)
-        if (isinstance(value, float) or f.name in LARGEST) and not 0 <= value <= largest:
-            refuse(flag(f.name), value, f"must be between 0 and {largest:g}")
+        value = getattr(args, f.name)
+        if isinstance(value, float) and not 0 <= value <= 1e18:
+            refuse(flag(f.name), value, "must be a finite number, at least 0")
+        if f.name in LARGEST and value > LARGEST[f.name]:
+            refuse(flag(f.name), value, f"must be at most {LARGEST[f.name]:g}")
     for name in ("num_envs", "total_timesteps", "num_steps", "num_minibatches", "update_epochs", "lstm_size"):
         if getattr(args, name) < 1:
             refuse(flag(name), getattr(args, name), "must be at least 1")

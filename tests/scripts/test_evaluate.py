@@ -144,7 +144,7 @@ def test_films(agents, shape, capsys):
     ("pickled.pt", "run pickled.pt: pickled.pt cannot be read: "),
     ("truncated.pt", "run truncated.pt: truncated.pt cannot be read: "),
     ("text.pt", "run text.pt: text.pt cannot be read: "),
-    ("foreign.pt", "run foreign.pt: must be a checkpoint of a training script"),
+    ("foreign.pt", "run foreign.pt: foreign.pt cannot be read: must be a checkpoint of a training script"),
     ("orphan.pt", "run orphan.pt: was written by lost.py, which must be in the working directory"),
     ("run --episodes 0", "--episodes 0: must be at least 1"),
     ("run --seed -1", "--seed -1: must be at least 0"),

@@ -577,8 +577,8 @@ def test_what_cannot_work_is_refused_before_anything_is_created(flags, name, fit
 
 
 def test_the_number_that_is_named_fits(monkeypatch, capsys):
-    """On a machine of 256 KB."""
-    sizes = {"SC_PHYS_PAGES": 64, "SC_PAGE_SIZE": 4096}
+    """On a machine of 1 MB."""
+    sizes = {"SC_PHYS_PAGES": 256, "SC_PAGE_SIZE": 4096}
     monkeypatch.setattr(os, "sysconf", sizes.get)
     flags = "--num-steps 64 --num-agents 6 --num-envs"
     assert train(sapg, f"--env-id Moat {flags} 6000") == 2
