@@ -1,10 +1,14 @@
 """A small task, runs of a script that write down what happened, and `pytest --engine warp`."""
 
 import copy
+import os
 import pathlib
 from types import SimpleNamespace
 
 import pytest
+
+os.environ["OMP_NUM_THREADS"] = "1"  # tests run in one process per core; before torch
+
 import torch
 
 import envs

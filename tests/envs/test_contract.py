@@ -378,7 +378,8 @@ def test_unknown_class(wrong):
 
 
 def test_a_task_of_ones_own_is_found_in_the_working_directory(tmp_path, monkeypatch):
-    (tmp_path / "found_here.py").write_text("class Task:\n    def __init__(self, *args): self.args = args\n")
+    methods = "def __init__(self, *args): self.args = args\n    reset = step = None\n"
+    (tmp_path / "found_here.py").write_text(f"class Task:\n    {methods}")
     monkeypatch.chdir(tmp_path)
     assert envs.make("found_here:Task", 5, "cpu", 7).args == (5, "cpu", 7)
 
