@@ -63,7 +63,7 @@ class Args:
     learning_rate: float = 3e-4
     """initial learning rate of Adam; --kl-threshold adapts it"""
     kl_threshold: float = 0.016
-    """KL above twice this divides the learning rate by 1.5, below half of it multiplies; 0: constant (released code)"""
+    """KL above twice this divides the learning rate by 1.5, below half multiplies it (rl_games' rule); 0: constant"""
     gamma: float = 0.99
     """discount per control step (all papers)"""
     gae_lambda: float = 0.95
@@ -309,8 +309,8 @@ def offpolicy_batch(agent, batch, rewards, next_obs, terminated, columns, learne
         off["obs"], ids, off["dones"], off["lstm_state"], off["actions"]
     )
     rows = next_obs[:, columns].flatten(0, 1)[None]  # (1, T C, D): each follows from its own state
-    same_episode = torch.zeros(rows.shape[:2], dtype=torch.bool, device=rows.device)
-    next_values = agent.get_value(rows, ids.repeat(1, len(rewards)), same_episode, states.flatten(0, 1)[None])
+    no_dones = torch.zeros(rows.shape[:2], dtype=torch.bool, device=rows.device)
+    next_values = agent.get_value(rows, ids.repeat(1, len(rewards)), no_dones, states.flatten(0, 1)[None])
     next_values = agent.value_rms.denormalize(next_values.view(len(rewards), -1)) * ~terminated[:, columns]
     off["means"], off["logstds"] = old_policy.mean, agent.actor_logstd[ids]
     off["values"] = agent.value_rms.denormalize(values)
@@ -436,9 +436,9 @@ def main(argv=None):
                 rewards[t], dones[t + 1] = args.reward_scale * reward, terminated[t] | truncated
                 next_obs[t] = torch.where(dones[t + 1][:, None], info["final_obs"], obs[t + 1])  # SAPG
                 if truncated.any():
-                    ids, same_episode = truncated.nonzero().squeeze(1), terminated[t : t + 1, truncated]
+                    ids, no_dones = truncated.nonzero().squeeze(1), terminated[t : t + 1, truncated]
                     final_values[t, ids] = agent.get_value(
-                        info["final_obs"][None, ids], agent_ids[:, ids], same_episode, next_lstm_state[:, ids]
+                        info["final_obs"][None, ids], agent_ids[:, ids], no_dones, next_lstm_state[:, ids]
                     )[0]
                 episodes.record(info["episode"])
             values[T] = agent.get_value(obs[T:], agent_ids, dones[T:], next_lstm_state)

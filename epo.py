@@ -61,7 +61,7 @@ class Args:
     learning_rate: float = 3e-4
     """initial learning rate of Adam; --kl-threshold adapts it"""
     kl_threshold: float = 0.016
-    """KL above twice this divides the learning rate by 1.5, below half of it multiplies; 0: constant (released code)"""
+    """KL above twice this divides the learning rate by 1.5, below half multiplies it (rl_games' rule); 0: constant"""
     gamma: float = 0.99
     """discount per control step (all papers)"""
     gae_lambda: float = 0.95
@@ -142,8 +142,8 @@ def check_args(args):
     # EPO
     if args.num_agents < 4:
         harness.refuse("--num-agents", args.num_agents, "must be at least 4: the leader, two elites and one to replace")
-    if args.num_elites is not None and not 2 <= args.num_elites < args.num_agents:
-        harness.refuse("--num-elites", args.num_elites, f"must be between 2 and the {args.num_agents - 1} followers")
+    if args.num_elites is not None and not 2 <= args.num_elites <= args.num_agents - 2:
+        harness.refuse("--num-elites", args.num_elites, f"must be between 2 and {args.num_agents - 2}")
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -310,8 +310,8 @@ def offpolicy_batch(agent, batch, rewards, next_obs, terminated, columns, learne
         off["obs"], ids, off["dones"], off["lstm_state"], off["actions"]
     )
     rows = next_obs[:, columns].flatten(0, 1)[None]  # (1, T C, D): each follows from its own state
-    same_episode = torch.zeros(rows.shape[:2], dtype=torch.bool, device=rows.device)
-    next_values = agent.get_value(rows, ids.repeat(1, len(rewards)), same_episode, states.flatten(0, 1)[None])
+    no_dones = torch.zeros(rows.shape[:2], dtype=torch.bool, device=rows.device)
+    next_values = agent.get_value(rows, ids.repeat(1, len(rewards)), no_dones, states.flatten(0, 1)[None])
     next_values = agent.value_rms.denormalize(next_values.view(len(rewards), -1)) * ~terminated[:, columns]
     off["means"], off["logstds"] = old_policy.mean, agent.actor_logstd[ids]
     off["values"] = agent.value_rms.denormalize(values)
@@ -333,9 +333,9 @@ class Fitness(nn.Module):
         super().__init__()
         self.blocks = (num_agents, num_envs // num_agents)
         self.register_buffer("score", torch.zeros(num_envs, device=device))
-        self.register_buffer("valid", torch.zeros(num_envs, dtype=torch.bool, device=device))  # score: present genome's
-        self.register_buffer("fresh", torch.ones(num_envs, dtype=torch.bool, device=device))  # so is the running one
-        self.register_buffer("finished", torch.zeros(2, dtype=torch.long, device=device))  # in all, at the last GA step
+        self.register_buffer("valid", torch.zeros(num_envs, dtype=torch.bool, device=device))  # score is of this genome
+        self.register_buffer("fresh", torch.ones(num_envs, dtype=torch.bool, device=device))  # episode began with it
+        self.register_buffer("finished", torch.zeros(2, dtype=torch.long, device=device))  # now, at the last GA step
 
     def record(self, episode):
         """episode: `info["episode"]` of a step, done (N,) bool and objective (N,)."""
@@ -391,8 +391,8 @@ def genetic_algorithm_step(latents, fitness, optimizer, args):
         if args.crossover == "uniform":
             weight = (torch.rand_like(weight) < 0.5).float()
         elif args.crossover == "fitness_weighted":
-            advantage = fitness[[i, j]] - fitness[elites].min() + 1e-8  # so that negative returns work
-            weight = advantage[0] / advantage.sum()
+            excess = fitness[[i, j]] - fitness[elites].min() + 1e-8  # so that negative returns work
+            weight = excess[0] / excess.sum()
         # 4. Mutation, written into the row: a new Parameter would be unknown to Adam
         noise = args.mutation_std * torch.randn_like(latents[i])
         latents[child] = weight * latents[i] + (1 - weight) * latents[j] + noise
@@ -477,9 +477,9 @@ def main(argv=None):
                 rewards[t], dones[t + 1] = args.reward_scale * reward, terminated[t] | truncated
                 next_obs[t] = torch.where(dones[t + 1][:, None], info["final_obs"], obs[t + 1])  # SAPG
                 if truncated.any():
-                    ids, same_episode = truncated.nonzero().squeeze(1), terminated[t : t + 1, truncated]
+                    ids, no_dones = truncated.nonzero().squeeze(1), terminated[t : t + 1, truncated]
                     final_values[t, ids] = agent.get_value(
-                        info["final_obs"][None, ids], agent_ids[:, ids], same_episode, next_lstm_state[:, ids]
+                        info["final_obs"][None, ids], agent_ids[:, ids], no_dones, next_lstm_state[:, ids]
                     )[0]
                 episodes.record(info["episode"])
                 fitness.record(info["episode"])  # EPO
@@ -591,6 +591,8 @@ def main(argv=None):
             "losses/explained_variance": explained_variance,
             **harness.population_scalars(agent, episodes),  # SAPG
             **diagnosis,
+            "perf/rollout_s": update_start - rollout_start,
+            "perf/update_s": time.time() - update_start,
             # EPO
             **evolution,
             **lineage_stats.scalars(),
@@ -598,8 +600,6 @@ def main(argv=None):
             "evolution/replaced": len(lineage),
             "evolution/fitness_gap": gap,
             "evolution/threshold": args.ga_threshold * unit,
-            "perf/rollout_s": update_start - rollout_start,
-            "perf/update_s": time.time() - update_start,
         }
         run.checkpoint(iteration, global_step)
         run.log(iteration, global_step, scalars)

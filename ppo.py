@@ -59,7 +59,7 @@ class Args:
     learning_rate: float = 3e-4
     """initial learning rate of Adam; --kl-threshold adapts it"""
     kl_threshold: float = 0.016
-    """KL above twice this divides the learning rate by 1.5, below half of it multiplies; 0: constant (released code)"""
+    """KL above twice this divides the learning rate by 1.5, below half multiplies it (rl_games' rule); 0: constant"""
     gamma: float = 0.99
     """discount per control step (all papers)"""
     gae_lambda: float = 0.95
@@ -272,9 +272,9 @@ def main(argv=None):
                 obs[t + 1], reward, terminated[t], truncated, info = env.step(actions[t])
                 rewards[t], dones[t + 1] = args.reward_scale * reward, terminated[t] | truncated
                 if truncated.any():
-                    ids, same_episode = truncated.nonzero().squeeze(1), terminated[t : t + 1, truncated]
+                    ids, no_dones = truncated.nonzero().squeeze(1), terminated[t : t + 1, truncated]
                     final_values[t, ids] = agent.get_value(
-                        info["final_obs"][None, ids], same_episode, next_lstm_state[:, ids]
+                        info["final_obs"][None, ids], no_dones, next_lstm_state[:, ids]
                     )[0]
                 episodes.record(info["episode"])
             values[T] = agent.get_value(obs[T:], dones[T:], next_lstm_state)

@@ -29,7 +29,7 @@ class VectorEnv:
     num_obs: int
     num_actions: int
     max_episode_steps: int  # control steps after which an episode is truncated
-    fitness_floor = 1.0  # smallest spread of the objective that counts as a difference (EPO Eq. 3)
+    fitness_floor = 1.0  # stands in for the followers' median fitness in EPO Eq. 3 where that is smaller
     engine = None  # the engine of envs/engines that steps the physics, if the task uses one
     frame_rate = 60  # control steps per second, for videos
     resumes_exactly = True  # whether `load_state_dict` restores the running episodes

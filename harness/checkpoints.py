@@ -128,7 +128,8 @@ def check_layout(saved):
     wrong = [key for key, kind in LAYOUT.items() if not isinstance(saved.get(key), kind)]
     wrong += [key for key in COUNTERS if key not in wrong and not 0 <= saved[key] < 2**63]
     wrong += [] if wrong or isinstance(saved["args"].get("env_id"), str) else ["args.env_id"]
-    if wrong or not saved["script"].isidentifier():  # no path: evaluate.py runs the script of that name
+    # evaluate.py runs the script of that name: no path
+    if wrong or not saved["script"].replace("-", "_").isidentifier():
         raise ValueError(f"must be a checkpoint of a training script; wrong: {', '.join(wrong or ['script'])}")
 
 

@@ -331,9 +331,9 @@ BAD_COUPLING = [
 ]
 BAD_EVOLUTION = [
     (f"{MOAT_64} --num-agents 2", "--num-agents", "2", "at least 4"),
-    (f"{MOAT_64} --num-agents 8 --num-elites 1", "--num-elites", "1", "between 2 and the 7 followers"),
-    (f"{MOAT_64} --num-agents 8 --num-elites 8", "--num-elites", "8", "between 2 and the 7 followers"),
-    (f"{MOAT_64} --num-agents 8 --num-elites -2", "--num-elites", "-2", "between 2 and the 7 followers"),
+    (f"{MOAT_64} --num-agents 8 --num-elites 1", "--num-elites", "1", "between 2 and 6"),
+    (f"{MOAT_64} --num-agents 8 --num-elites 8", "--num-elites", "8", "between 2 and 6"),
+    (f"{MOAT_64} --num-agents 8 --num-elites -2", "--num-elites", "-2", "between 2 and 6"),
 ]
 
 
