@@ -126,9 +126,9 @@ def test_the_curriculum_is_where_training_left_it():
     assert evaluate.make_env(saved, 2, args, "cpu").level == 3.5
 
 
-@pytest.mark.parametrize("agents, shape", [((), (1, 1)), ((0, 1, 3), (2, 2))])
-def test_films(agents, shape, capsys):
-    run = train(sapg)
+@pytest.mark.parametrize("env_id, agents, shape", [("Cartpole", (), (1, 1)), ("Moat", (0, 1, 3), (2, 2))])
+def test_videos(env_id, agents, shape, capsys):
+    run = train(sapg, f"--env-id {env_id} --total-timesteps 4096")
     flags = ["--agents", *map(str, agents)] if agents else []
     evaluate.main([run, "--episodes", "2", "--no-cuda", "--video", "film.mp4", *flags])
     assert f"frames of agent {', '.join(map(str, agents or (0,)))}" in capsys.readouterr().out
