@@ -80,7 +80,14 @@ def start(script, flags, prefix="", **options):
     command = f"exec {prefix} {sys.executable} {ROOT / script.__name__}.py --no-cuda {flags}"
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    return subprocess.Popen(["bash", "-c", command], env=environment, **{**pipes, **options})
+    options = {**pipes, "preexec_fn": default_signals, **options}
+    return subprocess.Popen(["bash", "-c", command], env=environment, **options)
+
+
+def default_signals():
+    """As in a terminal, also where the tests themselves run in the background or under nohup."""
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
 
 
 def run(script, flags):
