@@ -209,9 +209,9 @@ EXPERIMENTS = {
         Variant("PPO, Hopper-v4", "ppo.py", env_id="envpool:Hopper-v4"),
     ),
     "rl_games_ant": against_rl_games(
-        "Ant-v5", 8_192_000, "--num-steps 64 --num-minibatches 2 --update-epochs 4 --learning-rate 3e-4",
-        Variant("PPO, clipped values", "ppo.py", "--clip-vloss"),
-        Variant("PPO, clipped values, Ant-v4", "ppo.py", "--clip-vloss", env_id="envpool:Ant-v4"),
+        "Ant-v5", 8_192_000, "--num-steps 64 --num-minibatches 2 --update-epochs 4 --learning-rate 3e-4 --clip-vloss",
+        Variant("PPO", "ppo.py"),
+        Variant("PPO, Ant-v4", "ppo.py", env_id="envpool:Ant-v4"),
     ),
     "rl_games_walker2d": against_rl_games(
         "Walker2d-v5", 8_192_000, "--num-steps 128 --num-minibatches 4 --update-epochs 5 --learning-rate 3e-4",

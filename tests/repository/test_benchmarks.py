@@ -62,6 +62,13 @@ def test_summary_of_a_curve():
     assert run.summarize_curve(steps[:1], values[:1], 0.05) == [("final", 0), ("best", 0), ("mean", 0), (10, 0)]
 
 
+def test_running_return_over_100_episodes():
+    counts, returns = [60, 60, 50, 1, 300], [1.0, 2.0, 4.0, 101.5, 7.0]
+    means = run.running_return(counts, returns)
+    # 40 of the 60 stay; then 50 of the 100, of mean 1.6; then 99 of mean 2.8; the latest 300 are more than 100
+    assert means == pytest.approx([1.0, 1.6, 2.8, (99 * 2.8 + 101.5) / 100, 7.0])
+
+
 def test_the_table_of_experiments():
     for name, experiment in EXPERIMENTS.items():
         names = [variant.name for variant in experiment.variants]
