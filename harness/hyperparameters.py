@@ -61,9 +61,8 @@ PPO = {
     ),
     "ShadowHand": dict(IN_HAND, hidden_sizes=(512, 512, 256, 128)),
     "envpool:Ant-v5": dict(RL_GAMES, total_timesteps=8_192_000, update_epochs=4, clip_vloss=True),
-    "envpool:Go1JoystickFlatTerrain-v1": dict(  # ours
-        num_envs=960, total_timesteps=20_000_000, num_steps=24, num_minibatches=6, learning_rate=3e-4,
-        kl_threshold=0.008, gamma=0.97, clip_coef=0.2, vf_coef=2.0, hidden_sizes=(256, 128, 64),
+    "envpool:Go1JoystickFlatTerrain-v1": dict(  # ours, the discount is Playground's
+        RL_GAMES, total_timesteps=20_000_000, num_steps=128, num_minibatches=4, gamma=0.97, reward_scale=1.0,
     ),
     "envpool:HalfCheetah-v5": dict(
         RL_GAMES, total_timesteps=16_384_000, num_steps=256, num_minibatches=8, learning_rate=5e-4, vf_coef=4.0,
@@ -77,7 +76,12 @@ PPO = {
 POPULATION = dict(
     num_envs=960, num_steps=16, num_minibatches=15, clip_vloss=False, hidden_sizes=(256, 128, 64), max_ent_coef=0.001,
 )  # fmt: skip
-ENVPOOL = tuple(task for task in PPO if task.startswith("envpool:"))
+SMALL_POPULATION = dict(POPULATION, num_envs=192, num_steps=64, num_minibatches=12)  # of tasks that need much memory
+ENVPOOL = {
+    task: SMALL_POPULATION if task in ("envpool:Go1JoystickFlatTerrain-v1", "envpool:HumanoidRun-v1") else POPULATION
+    for task in PPO
+    if task.startswith("envpool:")
+}
 SAPG = merge(PPO, {
     "AllegroKukaReorientation": dict(max_ent_coef=0.0025),  # half of the papers' coefficient, as released
     **{f"AllegroKukaTwoArmsReorientation{obstacle}": dict(max_ent_coef=0.001) for obstacle in OBSTACLES},
@@ -87,7 +91,7 @@ SAPG = merge(PPO, {
     "Humanoid": dict(max_ent_coef=0.001),
     "Moat": dict(max_ent_coef=0.025),  # ours
     "ShadowHand": dict(max_ent_coef=0.0025),
-    **{task: POPULATION for task in ENVPOOL},
+    **ENVPOOL,
 })  # fmt: skip
 CPO = merge(SAPG, {  # CPO Tables 3-6
     "AllegroHand": dict(awac_coef=0.0005, awac_temperature=0.1, adversarial_coef=0.001),
