@@ -234,7 +234,6 @@ EXPERIMENTS = {
         total_timesteps=20_000_000,
         seeds=range(1, 3),
         tags=(RETURN, "charts/episodic_length"),
-        evaluate=True,
         variants=(Variant("PPO", "ppo.py"),),
     ),
 }
