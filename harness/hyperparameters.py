@@ -1,7 +1,7 @@
 """Tuned hyperparameters: one table per script, task -> the flags that differ from the script's defaults.
 
-Sources: SAPG Tables 2-4, EPO B.2 and CPO Tables 3-6, the released code where it differs from them, and IsaacGymEnvs for
-Ant and Cartpole. A flag on the command line wins over its row. Without a GPU the row of `CPU` comes on top.
+Sources: SAPG Tables 2-4, EPO B.2 and CPO Tables 3-6, the released code where it differs from them, IsaacGymEnvs for Ant
+and Cartpole, rl_games for EnvPool. A flag on the command line wins over its row. Without a GPU `CPU` comes on top.
 """
 
 
@@ -28,6 +28,10 @@ FRANKA_CUBE = dict(
     num_envs=PAPER_NUM_ENVS, total_timesteps=5_000_000_000, num_steps=16, num_minibatches=4, update_epochs=8,
     learning_rate=5e-4, kl_threshold=0.008, clip_coef=0.2, vf_coef=4.0, bounds_coef=1e-4,
     hidden_sizes=(256, 128, 64), lstm=True, lstm_size=256,
+)  # fmt: skip
+RL_GAMES = dict(  # its configurations for EnvPool's MuJoCo tasks; minibatches of 2,048 rows
+    num_envs=64, num_steps=64, num_minibatches=2, learning_rate=3e-4, kl_threshold=0.008, clip_coef=0.2, vf_coef=2.0,
+    bounds_coef=0.0, reward_scale=0.1, hidden_sizes=(256, 128, 64),
 )  # fmt: skip
 OBSTACLES = ("", "Barrier", "Hole", "Partition")
 PPO = {
@@ -56,7 +60,28 @@ PPO = {
         learning_rate=3e-4, kl_threshold=0.016, clip_coef=0.2, vf_coef=4.0, hidden_sizes=(64, 64),
     ),
     "ShadowHand": dict(IN_HAND, hidden_sizes=(512, 512, 256, 128)),
+    "envpool:Ant-v5": dict(RL_GAMES, total_timesteps=8_192_000, update_epochs=4, clip_vloss=True),
+    "envpool:Go1JoystickFlatTerrain-v1": dict(  # ours, the discount is Playground's
+        RL_GAMES, total_timesteps=20_000_000, num_steps=128, num_minibatches=4, gamma=0.97, reward_scale=1.0,
+    ),
+    "envpool:HalfCheetah-v5": dict(
+        RL_GAMES, total_timesteps=16_384_000, num_steps=256, num_minibatches=8, learning_rate=5e-4, vf_coef=4.0,
+        reward_scale=1.0, hidden_sizes=(128, 64, 32),
+    ),
+    "envpool:Hopper-v5": dict(RL_GAMES, total_timesteps=4_096_000, learning_rate=5e-4),
+    "envpool:HumanoidRun-v1": dict(RL_GAMES, total_timesteps=32_768_000, num_steps=128, num_minibatches=4),  # ours
+    "envpool:Walker2d-v5": dict(RL_GAMES, total_timesteps=8_192_000, num_steps=128, num_minibatches=4),
 }  # fmt: skip
+# Ours. Enough environments for 6 to 64 agents, minibatches of 1,024 rows, the papers' entropy bonus for locomotion
+POPULATION = dict(
+    num_envs=960, num_steps=16, num_minibatches=15, clip_vloss=False, hidden_sizes=(256, 128, 64), max_ent_coef=0.001,
+)  # fmt: skip
+SMALL_POPULATION = dict(POPULATION, num_envs=192, num_steps=64, num_minibatches=12)  # of tasks that need much memory
+ENVPOOL = {
+    task: SMALL_POPULATION if task in ("envpool:Go1JoystickFlatTerrain-v1", "envpool:HumanoidRun-v1") else POPULATION
+    for task in PPO
+    if task.startswith("envpool:")
+}
 SAPG = merge(PPO, {
     "AllegroKukaReorientation": dict(max_ent_coef=0.0025),  # half of the papers' coefficient, as released
     **{f"AllegroKukaTwoArmsReorientation{obstacle}": dict(max_ent_coef=0.001) for obstacle in OBSTACLES},
@@ -66,6 +91,7 @@ SAPG = merge(PPO, {
     "Humanoid": dict(max_ent_coef=0.001),
     "Moat": dict(max_ent_coef=0.025),  # ours
     "ShadowHand": dict(max_ent_coef=0.0025),
+    **ENVPOOL,
 })  # fmt: skip
 CPO = merge(SAPG, {  # CPO Tables 3-6
     "AllegroHand": dict(awac_coef=0.0005, awac_temperature=0.1, adversarial_coef=0.001),
@@ -85,6 +111,7 @@ EPO = merge(SAPG, {
     "Ant": dict(ga_threshold=0.5),
     "Anymal": EPO_LOCOMOTION,
     "Humanoid": EPO_LOCOMOTION,
+    **{task: dict(ga_threshold=0.5) for task in ENVPOOL},
 })
 # Ours. Without a GPU: a smaller network, minibatches of 1,024 rows, and what two cores train in about two hours
 SMALL = dict(num_envs=1_024, num_steps=16, num_minibatches=16, lstm=False, hidden_sizes=(256, 128, 64))

@@ -29,10 +29,12 @@ class Experiment:
     threshold: Optional[float] = None  # a score at or above this is a success
     final_share: float = 0.05  # the final value is the mean over this share of a curve's points
     first_above: Optional[float] = None  # also collect the first step at which the score exceeds this
+    evaluate: bool = False  # also play 100 episodes with evaluate.py
 
 
 RETURN, OBJECTIVE, STD = "charts/leader_return", "charts/leader_objective", "charts/action_std*"
 REWARD = "charts/reward_per_step"
+RUNNING_RETURN = "return_over_100_episodes"  # from charts/episodic_return, see run.py
 
 POINT_REACH_STEPS = 512 * 16  # environment steps of one iteration
 SAPG_4 = "--num-agents 4 --max-ent-coef 0 --num-minibatches 5"  # with the off-policy rows: 2,048 rows each, as PPO's 4
@@ -55,6 +57,76 @@ MOAT_POPULATIONS = (  # name, script, agents, env id
 def moat_population(name, script, num_agents, env_id, num_minibatches):
     flags = f"--num-agents {num_agents} --max-ent-coef 0.025 --num-minibatches {num_minibatches}"
     return Variant(f"{name}, {num_minibatches} minibatches", script, flags, env_id=env_id)
+
+
+# rl_games' settings for EnvPool's MuJoCo tasks (docs/ENVPOOL.md and configs/mujoco there)
+RL_GAMES = (
+    "--num-envs 64 --kl-threshold 0.008 --clip-coef 0.2 --vf-coef 2 --bounds-coef 0 --reward-scale 0.1"
+    " --hidden-sizes 256 128 64"
+)
+# CleanRL's ppo_continuous_action.py for DeepMind Control: 2,048 rows, minibatches of 64, a network each of 64-64
+CLEANRL = (
+    "--num-envs 32 --num-steps 64 --num-minibatches 32 --update-epochs 10 --learning-rate 3e-4 --kl-threshold 0"
+    " --clip-coef 0.2 --clip-vloss --vf-coef 0.5 --bounds-coef 0 --max-grad-norm 0.5 --hidden-sizes 64 64"
+    " --separate-critic"
+)
+# As in the tables' rows for populations, for PPO too: 960 environments, which 6 and 16 agents share evenly
+PUBLIC = "--num-envs 960 --num-steps 16 --kl-threshold 0.008 --clip-coef 0.2 --bounds-coef 0 --hidden-sizes 256 128 64"
+PUBLIC_POPULATIONS = (  # name, script, agents, further flags
+    ("SAPG-6", "sapg.py", 6, ""),
+    ("CPO-6", "cpo.py", 6, ""),
+    ("EPO-16", "epo.py", 16, " --ga-threshold 0.5"),
+)
+
+
+def against_rl_games(task, total_timesteps, flags, *variants):
+    return Experiment(
+        env_id=f"envpool:{task}",
+        total_timesteps=total_timesteps,
+        seeds=range(1, 4),
+        flags=f"{RL_GAMES} {flags}",
+        tags=(RUNNING_RETURN, RETURN),
+        finals=("charts/learning_rate", STD, "losses/explained_variance"),
+        final_share=0,  # the last value: it is a mean over 100 episodes already
+        evaluate=True,
+        variants=variants,
+    )
+
+
+def against_cleanrl(task):
+    return Experiment(
+        env_id=f"envpool:{task}",
+        total_timesteps=8_000_000,
+        seeds=range(1, 4),
+        flags=CLEANRL,
+        tags=(RUNNING_RETURN, RETURN),
+        finals=(STD,),
+        final_share=0,
+        evaluate=True,
+        variants=(Variant("PPO", "ppo.py"),),
+    )
+
+
+def public(task, total_timesteps, flags):
+    ppo = [Variant(f"PPO, {k} minibatches", "ppo.py", f"--num-minibatches {k}") for k in (4, 15)]
+    populations = [
+        Variant(
+            f"{name}, {k} minibatches", script,
+            f"--num-minibatches {k} --num-agents {num_agents} --max-ent-coef 0.001{more}",
+        )
+        for k in (4, 15)
+        for name, script, num_agents, more in PUBLIC_POPULATIONS
+    ]  # fmt: skip
+    return Experiment(
+        env_id=f"envpool:{task}",
+        total_timesteps=total_timesteps,
+        seeds=range(1, 4),
+        flags=f"{PUBLIC} {flags}",
+        tags=(RETURN,),
+        finals=("charts/episodic_return", STD, "evolution/fired"),
+        evaluate=True,
+        variants=(*ppo, *populations),
+    )
 
 
 EXPERIMENTS = {
@@ -128,5 +200,40 @@ EXPERIMENTS = {
             Variant("PPO, clipped values", "ppo.py", "--clip-vloss"),
             Variant("PPO, separate critic", "ppo.py", "--separate-critic"),
         ),
+    ),
+    # rl_games' best of one seed: 3,485, 4,429, 5,186 (docs/ENVPOOL.md there)
+    "rl_games_hopper": against_rl_games(
+        "Hopper-v5", 4_096_000, "--num-steps 64 --num-minibatches 2 --update-epochs 5 --learning-rate 5e-4",
+        Variant("PPO", "ppo.py"),
+        Variant("PPO, clipped values", "ppo.py", "--clip-vloss"),
+        Variant("PPO, Hopper-v4", "ppo.py", env_id="envpool:Hopper-v4"),
+    ),
+    "rl_games_ant": against_rl_games(
+        "Ant-v5", 8_192_000, "--num-steps 64 --num-minibatches 2 --update-epochs 4 --learning-rate 3e-4 --clip-vloss",
+        Variant("PPO", "ppo.py"),
+        Variant("PPO, Ant-v4", "ppo.py", env_id="envpool:Ant-v4"),
+    ),
+    "rl_games_walker2d": against_rl_games(
+        "Walker2d-v5", 8_192_000, "--num-steps 128 --num-minibatches 4 --update-epochs 5 --learning-rate 3e-4",
+        Variant("PPO", "ppo.py"),
+        Variant("PPO, Walker2d-v4", "ppo.py", env_id="envpool:Walker2d-v4"),
+    ),
+    # CleanRL's mean of ten seeds: 432.6 +- 82.5, 392.5 +- 56.3 (docs/rl-algorithms/ppo.md there)
+    "cleanrl_cheetah_run": against_cleanrl("CheetahRun-v1"),
+    "cleanrl_walker_walk": against_cleanrl("WalkerWalk-v1"),
+    # Populations on other people's tasks: minibatches of 3,840 rows (4) as in the papers, or of 1,024 rows (15)
+    "public_halfcheetah": public(
+        "HalfCheetah-v5", 8_000_000, "--update-epochs 5 --learning-rate 5e-4 --vf-coef 4 --reward-scale 1"
+    ),
+    "public_ant": public(
+        "Ant-v5", 4_000_000, "--update-epochs 4 --learning-rate 3e-4 --vf-coef 2 --reward-scale 0.1"
+    ),
+    # Does the tables' row for a Playground quadruped learn on two cores?
+    "go1": Experiment(
+        env_id="envpool:Go1JoystickFlatTerrain-v1",
+        total_timesteps=20_000_000,
+        seeds=range(1, 3),
+        tags=(RETURN, "charts/episodic_length"),
+        variants=(Variant("PPO", "ppo.py"),),
     ),
 }

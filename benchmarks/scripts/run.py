@@ -10,6 +10,8 @@ RESULTS/EXPERIMENT.csv holds what the finished runs logged, in the columns exper
     step "mean"         mean over the whole curve
     step "first_above"  value: the first step at which the score exceeds the experiment's `first_above`, inf: never
     tag "seconds"       how long the run took
+    tag "return_over_100_episodes"  the mean return of about the latest 100 episodes, as rl_games counts them
+    tag "evaluation/sampled", "evaluation/mean"  evaluate.py's mean return over 100 episodes (with `evaluate`)
 
 Runs that are in the csv and not in the working folder stay in the csv. To compare two checkouts:
 
@@ -41,7 +43,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.scripts.experiments import EXPERIMENTS  # noqa: E402
+from benchmarks.scripts.experiments import EXPERIMENTS, RUNNING_RETURN  # noqa: E402
 
 BENCHMARKS = ROOT / "benchmarks"
 COLUMNS = ("experiment", "variant", "seed", "tag", "step", "value")
@@ -220,6 +222,33 @@ def execute(runs, cores, workers):
 # ---------------------------------------------------------------- collecting
 
 
+def running_return(counts, returns, size=100):
+    """The mean return of about the latest `size` episodes after each iteration (K,), as rl_games' meter has it.
+
+    counts, returns (K,): episodes that finished in the iteration, at least 1, and their mean return. New episodes take
+    the place of as many average ones, so that older ones fade.
+    """
+    held, mean, means = 0, 0.0, []
+    for count, value in zip(np.minimum(counts, size), returns):
+        kept = min(size - count, held)
+        held = kept + count
+        mean = (kept * mean + count * value) / held
+        means.append(mean)
+    return np.array(means)
+
+
+def evaluate(folder, repository):
+    """evaluate.py's mean return over 100 episodes of the first agent: {"sampled": ..., "mean": ...} actions."""
+    path, (run,) = folder / "evaluation.txt", (folder / "runs").iterdir()
+    if not path.exists():
+        command = [sys.executable, str(repository / "evaluate.py"), str(run), "--no-cuda"]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+        done = subprocess.run(command, cwd=repository, env=environment, capture_output=True, text=True, check=True)
+        path.write_text(done.stdout)
+    found = re.findall(r"^\| \w+, \d+ \| (\w+) \| (\S+) ±", path.read_text(), re.MULTILINE)
+    return {actions: float(mean) for actions, mean in found[:2]}
+
+
 def read_curves(folder, patterns):
     """The scalars that a script logged under tags that match: tag -> (steps, values)."""
     (run,) = (folder / "runs").iterdir()
@@ -245,7 +274,7 @@ def summarize_curve(steps, values, final_share, first_above=None):
     return rows + [(round(steps[part].mean()), values[part].mean()) for part in parts]
 
 
-def collect(name, folder, results):
+def collect(name, folder, results, repository):
     """Write RESULTS/NAME.csv from the finished runs below `folder`. Returns its path, None where there are none."""
     experiment, path, rows = EXPERIMENTS[name], results / f"{name}.csv", {}
     if path.exists():
@@ -258,7 +287,14 @@ def collect(name, folder, results):
             continue
         key = record["variant"], record["seed"]
         rows[key] = [[name, *key, "seconds", "final", round(record["seconds"])]]
+        if experiment.evaluate:
+            found = evaluate(record_path.parent, repository)
+            rows[key] += [[name, *key, f"evaluation/{actions}", "final", mean] for actions, mean in found.items()]
         thinned = read_curves(record_path.parent, experiment.tags)
+        if RUNNING_RETURN in experiment.tags:
+            found = read_curves(record_path.parent, ("charts/episodes", "charts/episodic_return"))
+            counts, (steps, returns) = dict(zip(*found["charts/episodes"])), found["charts/episodic_return"]
+            thinned[RUNNING_RETURN] = steps, running_return([counts[step] for step in steps], returns)
         for tag, curve in {**thinned, **read_curves(record_path.parent, experiment.finals)}.items():
             first_above = experiment.first_above if tag == experiment.tags[0] else None
             summary = summarize_curve(*curve, experiment.final_share, first_above)
@@ -315,7 +351,7 @@ def main(argv=None):
             failed = execute(runs, cores, args.workers or len(cores))
     finally:
         for name in args.experiments:
-            print(collect(name, args.folder, args.results) or f"{name}: no finished runs", flush=True)
+            print(collect(name, args.folder, args.results, args.repository) or f"{name}: no finished runs", flush=True)
     if failed:
         print("failed:", *failed, sep="\n  ")
         sys.exit(1)

@@ -1,6 +1,7 @@
 """benchmarks/scripts/: the statistics on numbers worked out by hand; that runs are skipped, resumed and survived."""
 
 import csv
+import dataclasses
 import json
 import os
 import signal
@@ -15,7 +16,7 @@ import pytest
 import torch
 
 from benchmarks.scripts import compare_released, plot, run, summarize
-from benchmarks.scripts.experiments import EXPERIMENTS, Experiment, Variant
+from benchmarks.scripts.experiments import EXPERIMENTS, RUNNING_RETURN, Experiment, Variant
 from benchmarks.scripts.point_reach import PointReach
 from benchmarks.scripts.random_fitness_moat import RandomFitnessMoat
 
@@ -60,6 +61,13 @@ def test_summary_of_a_curve():
     assert len(curve) == run.MAX_POINTS and curve[0] == (15, 0.0) and curve[-1] == (995, 4.0)
     assert dict(run.summarize_curve(steps, values, 0.05, first_above=9))["first_above"] == float("inf")
     assert run.summarize_curve(steps[:1], values[:1], 0.05) == [("final", 0), ("best", 0), ("mean", 0), (10, 0)]
+
+
+def test_running_return_over_100_episodes():
+    counts, returns = [60, 60, 50, 1, 300], [1.0, 2.0, 4.0, 101.5, 7.0]
+    means = run.running_return(counts, returns)
+    # 40 of the 60 stay; then 50 of the 100, of mean 1.6; then 99 of mean 2.8; the latest 300 are more than 100
+    assert means == pytest.approx([1.0, 1.6, 2.8, (99 * 2.8 + 101.5) / 100, 7.0])
 
 
 def test_the_table_of_experiments():
@@ -153,8 +161,11 @@ SCRIPT = """
     for iteration in range(first, 101):
         if args.kind == "slow" and not args.resume:
             time.sleep(0.05)
-        value = Summary.Value(tag="charts/leader_return", simple_value=iteration * int(args.seed))
-        writer.add_event(Event(step=iteration, wall_time=time.time(), summary=Summary(value=[value])))
+        values = {"charts/leader_return": iteration * int(args.seed), "charts/episodes": iteration % 2}
+        if iteration % 2:
+            values["charts/episodic_return"] = iteration * int(args.seed)
+        summary = Summary(value=[Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()])
+        writer.add_event(Event(step=iteration, wall_time=time.time(), summary=summary))
         print(f"{iteration} steps {iteration}%", flush=True)
         if stop or iteration == 100:
             (folder / "iteration.txt").write_text(str(iteration))
@@ -210,6 +221,28 @@ def test_what_is_done_is_skipped_and_a_crash_does_not_end_the_others(fake, tmp_p
     written = log.stat().st_mtime_ns
     fake("--variants", "good")
     assert "2 runs, 2 done" in capsys.readouterr().out and log.stat().st_mtime_ns == written
+
+
+EVALUATE = """
+    import sys
+    assert sys.argv[1].endswith("fake__2") and "--no-cuda" in sys.argv
+    print("| agent | actions | return | objective | length |", "|-|-|-|-|-|", sep="\\n")
+    for agent, sampled, mean in (("leader, 0", -1.5, 12.0), ("best, 1", 99.0, 99.0)):
+        print(f"| {agent} | sampled | {sampled:.2f} ± 0.25 | 3.00 ± 0.00 | 7 |")
+        print(f"| {agent} | mean | {mean:.2f} ± 0.25 | 3.00 ± 0.00 | 7 |")
+"""
+
+
+def test_the_running_return_and_the_evaluation_are_collected(fake, tmp_path, monkeypatch):
+    (tmp_path / "repository" / "evaluate.py").write_text(textwrap.dedent(EVALUATE))
+    scored = dataclasses.replace(FAKE, tags=(RUNNING_RETURN,), final_share=0, evaluate=True)
+    monkeypatch.setitem(run.EXPERIMENTS, "fake", scored)
+    fake("--variants", "good", "--seeds", "2")
+    (tmp_path / "repository" / "evaluate.py").write_text("exit(1)")
+    fake("--variants", "good", "--seeds", "2")  # what has been evaluated is not evaluated again
+    found = {(row["tag"], row["step"]): float(row["value"]) for row in rows(tmp_path / "fake.csv")}
+    assert found["evaluation/sampled", "final"] == -1.5 and found["evaluation/mean", "final"] == 12
+    assert found[RUNNING_RETURN, "final"] == found[RUNNING_RETURN, "best"] == 100  # twice the mean of 1, 3, ..., 99
 
 
 def test_an_interrupted_run_writes_a_checkpoint_and_is_resumed(fake, tmp_path, capsys):
