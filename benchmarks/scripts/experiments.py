@@ -37,7 +37,7 @@ REWARD = "charts/reward_per_step"
 POINT_REACH_STEPS = 512 * 16  # environment steps of one iteration
 SAPG_4 = "--num-agents 4 --max-ent-coef 0 --num-minibatches 5"  # with the off-policy rows: 2,048 rows each, as PPO's 4
 
-# The table's row for Moat, spelled out because RandomFitnessMoat has no row
+# The table's row for Moat and Grasp, spelled out because those with a random fitness have no row
 MOAT = (
     "--num-steps 16 --update-epochs 2 --learning-rate 3e-4 --kl-threshold 0.016 --clip-coef 0.2 --vf-coef 4"
     " --hidden-sizes 64 64"
@@ -48,13 +48,34 @@ MOAT_POPULATIONS = (  # name, script, agents, env id
     ("CPO-6", "cpo.py", 6, None),
     ("CPO-48", "cpo.py", 48, None),
     ("EPO-48", "epo.py", 48, None),
-    ("EPO-48 random fitness", "epo.py", 48, "benchmarks.scripts.random_fitness_moat:RandomFitnessMoat"),
+    ("EPO-48 random fitness", "epo.py", 48, "benchmarks.scripts.random_fitness:RandomFitnessMoat"),
 )
 
 
 def moat_population(name, script, num_agents, env_id, num_minibatches):
     flags = f"--num-agents {num_agents} --max-ent-coef 0.025 --num-minibatches {num_minibatches}"
     return Variant(f"{name}, {num_minibatches} minibatches", script, flags, env_id=env_id)
+
+
+GRASP_POPULATIONS = (  # script, agents, env id
+    ("SAPG-6", "sapg.py", 6, None),
+    ("SAPG-48", "sapg.py", 48, None),
+    ("EPO-48", "epo.py", 48, None),
+    ("EPO-48 random fitness", "epo.py", 48, "benchmarks.scripts.random_fitness:RandomFitnessGrasp"),
+)
+
+
+def minibatches(num_envs, num_agents, rows):
+    """--num-minibatches for minibatches of about so many rows, off-policy ones included."""
+    columns = num_envs + (num_envs // num_agents if num_agents > 1 else 0)
+    return round(16 * columns / rows)
+
+
+def sized(name, script, num_agents, num_envs, rows, size, flags="", env_id=None):
+    """A variant whose minibatches have about so many rows; size: how its name says that."""
+    flags += f" --num-minibatches {minibatches(num_envs, num_agents, rows)}"
+    flags += f" --num-agents {num_agents}" if num_agents > 1 else ""
+    return Variant(f"{name}, {size}", script, flags.strip(), env_id=env_id)
 
 
 EXPERIMENTS = {
@@ -90,6 +111,24 @@ EXPERIMENTS = {
         variants=(
             *(Variant(f"PPO, {k} minibatches", "ppo.py", f"--num-minibatches {k}") for k in (4, 16, 64)),
             *(moat_population(*population, k) for k in (4, 16) for population in MOAT_POPULATIONS),
+        ),
+    ),
+    # The same questions on Grasp; minibatches of 768 rows, or of the papers' 4 N
+    "grasp": Experiment(
+        env_id="Grasp",
+        total_timesteps=4_000_000,
+        seeds=range(0, 5),
+        flags=f"--num-envs 3072 {MOAT}",
+        tags=(OBJECTIVE,),
+        finals=(RETURN, STD, "evolution/fired"),
+        variants=tuple(
+            variant
+            for rows, size in ((768, "768 rows"), (4 * 3_072, "4 N rows"))
+            for variant in (
+                sized("PPO", "ppo.py", 1, 3_072, rows, size),
+                *(sized(name, script, agents, 3_072, rows, size, "--max-ent-coef 0.005", env_id)
+                  for name, script, agents, env_id in GRASP_POPULATIONS),
+            )
         ),
     ),
     # Does the action noise stay bounded?
