@@ -30,8 +30,7 @@ FRANKA_CUBE = dict(
     hidden_sizes=(256, 128, 64), lstm=True, lstm_size=256,
 )  # fmt: skip
 TOY = dict(  # ours
-    num_envs=3_072, num_steps=16, num_minibatches=4, update_epochs=2, learning_rate=3e-4, kl_threshold=0.016,
-    clip_coef=0.2, vf_coef=4.0, hidden_sizes=(64, 64),
+    num_envs=3_072, num_steps=16, num_minibatches=4, update_epochs=2, kl_threshold=0.016, hidden_sizes=(64, 64),
 )  # fmt: skip
 OBSTACLES = ("", "Barrier", "Hole", "Partition")
 PPO = {
