@@ -1,7 +1,8 @@
 """Evaluate, record or export what a run has learned: `python evaluate.py runs/... --episodes 100 --video out.mp4`.
 
-Plays the checkpoint of any of the scripts, or of a copy of one: the network is built by the script that wrote it, found
-in the working directory or beside this file. Normalisers are frozen; a curriculum keeps its state from training.
+Plays the checkpoint of any of the scripts, or of a copy of one, or a policy of policies/: the network is built by the
+script that trained it, found in the working directory or beside this file. Normalisers are frozen; a curriculum keeps
+its state from training.
 """
 
 import dataclasses
@@ -16,6 +17,7 @@ from typing import Optional, Tuple
 import envs  # before torch: Isaac Gym must be imported first
 import harness
 from envs import uncaught
+from harness import checkpoints
 
 import torch
 import tyro
@@ -24,7 +26,7 @@ import tyro
 @dataclasses.dataclass
 class Args:
     run: tyro.conf.Positional[str]
-    """a run's folder, or a checkpoint file"""
+    """a run's folder, a checkpoint file, or a folder that --save-policy wrote"""
     episodes: int = 100
     """finished episodes of each agent, one environment each"""
     seed: int = 1_000_000
@@ -37,13 +39,16 @@ class Args:
     """record one episode of each of --agents, side by side, to this .mp4"""
     export: Optional[str] = None
     """write one agent's policy to this .onnx instead of playing it (pip install -r requirements-onnx.txt)"""
+    save_policy: Optional[str] = None
+    """write the agents without optimizer and environments to policy.pt in this folder instead of playing them"""
     agents: Tuple[int, ...] = ()
     """agents to record, or the one to export; none: the leader"""
 
 
 def load(path):
-    """The checkpoint of a run's folder or file, and the module of the script that wrote it."""
-    saved = harness.load_checkpoint(path)
+    """The checkpoint of a run's or policy's folder, or of a file, and the module of the script that wrote it."""
+    policy = os.path.join(path, "policy.pt")
+    saved = harness.load_checkpoint(policy if os.path.isfile(policy) else path)
     uncaught.env_id = saved["args"]["env_id"]
     folders = (os.getcwd(), os.path.dirname(os.path.abspath(__file__)))
     paths = [os.path.join(folder, f"{saved['script']}.py") for folder in folders]
@@ -202,6 +207,21 @@ def export(path, saved, agent, k, env):
     print(f"{path}: {', '.join(names)} -> {', '.join(outputs)}, agent {k}, {os.path.getsize(path):,} bytes")
 
 
+def save_policy(folder, saved, env):
+    """Write what evaluations need of a checkpoint to folder/policy.pt: agents, flags, the curriculum of env's task."""
+    state = {"agent": saved["state"]["agent"], "episodes": {"means": saved["state"]["episodes"]["means"]}}
+    state["env"] = {name: saved["state"]["env"][name] for name in getattr(env, "curriculum", ())}
+    flags, path = {**saved["args"], "resume": None}, os.path.join(folder, "policy.pt")
+    data = checkpoints.encode({**saved, "args": flags, "state": state, "random": {}})
+    try:
+        os.makedirs(folder, exist_ok=True)
+        with open(path, "wb") as file:
+            file.write(data)
+    except OSError as error:
+        harness.refuse("--save-policy", folder, error)
+    print(f"{path}: {saved['args']['env_id']}, {saved['global_step']:,} steps, {len(data):,} bytes")
+
+
 def main(argv=None):
     args = tyro.cli(Args, args=argv)
     if args.episodes < 1:
@@ -225,6 +245,9 @@ def main(argv=None):
     if args.export:
         env = make_env(saved, 1, args, "cpu")
         export(args.export, saved, make_agent(saved, script, env, "cpu"), (args.agents or (0,))[0], env)
+        return
+    if args.save_policy:
+        save_policy(args.save_policy, saved, make_env(saved, 1, args, "cpu"))
         return
     print(f"{saved['args']['env_id']}, {saved['script']}.py, {saved['global_step']:,} steps, {args.episodes} episodes")
     print("| agent | actions | return | objective | episode length |\n|-|-|-|-|-|")

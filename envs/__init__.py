@@ -26,11 +26,12 @@ TASKS = {
     "Cartpole": "envs.tasks.cartpole:Cartpole",
     "FrankaCubePush": "envs.tasks.franka_cube:FrankaCubePush",
     "FrankaCubeStack": "envs.tasks.franka_cube:FrankaCubeStack",
+    "Grasp": "envs.tasks.grasp:Grasp",
     "Humanoid": "envs.tasks.locomotion:Humanoid",
     "Moat": "envs.tasks.moat:Moat",
     "ShadowHand": "envs.tasks.in_hand:ShadowHand",
 }  # fmt: skip
-PURE_TORCH = ("Moat",)  # tasks that need no physics engine
+PURE_TORCH = ("Grasp", "Moat")  # tasks that need no physics engine
 # prefix of an env id, and the package that it needs -> the adapter to other people's environments
 ADAPTERS = {
     "envpool": "envs.adapters.envpool:EnvPool",

@@ -33,6 +33,9 @@ RL_GAMES = dict(  # its configurations for EnvPool's MuJoCo tasks; minibatches o
     num_envs=64, num_steps=64, num_minibatches=2, learning_rate=3e-4, kl_threshold=0.008, clip_coef=0.2, vf_coef=2.0,
     bounds_coef=0.0, reward_scale=0.1, hidden_sizes=(256, 128, 64),
 )  # fmt: skip
+TOY = dict(  # ours
+    num_envs=3_072, num_steps=16, num_minibatches=4, update_epochs=2, kl_threshold=0.016, hidden_sizes=(64, 64),
+)  # fmt: skip
 OBSTACLES = ("", "Barrier", "Hole", "Partition")
 PPO = {
     "AllegroHand": dict(IN_HAND, hidden_sizes=(512, 256, 128)),
@@ -54,11 +57,9 @@ PPO = {
     ),
     "FrankaCubePush": FRANKA_CUBE,
     "FrankaCubeStack": FRANKA_CUBE,
+    "Grasp": dict(TOY, total_timesteps=4_000_000),
     "Humanoid": dict(LOCOMOTION, learning_rate=5e-4, reward_scale=0.01),
-    "Moat": dict(  # ours
-        num_envs=3_072, total_timesteps=6_000_000, num_steps=16, num_minibatches=4, update_epochs=2,
-        learning_rate=3e-4, kl_threshold=0.016, clip_coef=0.2, vf_coef=4.0, hidden_sizes=(64, 64),
-    ),
+    "Moat": dict(TOY, total_timesteps=6_000_000),
     "ShadowHand": dict(IN_HAND, hidden_sizes=(512, 512, 256, 128)),
     "envpool:Ant-v5": dict(RL_GAMES, total_timesteps=8_192_000, update_epochs=4, clip_vloss=True),
     "envpool:Go1JoystickFlatTerrain-v1": dict(  # ours, the discount is Playground's
@@ -88,6 +89,7 @@ SAPG = merge(PPO, {
     "Anymal": dict(max_ent_coef=0.001),
     "FrankaCubePush": dict(max_ent_coef=0.0025),
     "FrankaCubeStack": dict(max_ent_coef=0.0025),
+    "Grasp": dict(max_ent_coef=0.005),  # ours
     "Humanoid": dict(max_ent_coef=0.001),
     "Moat": dict(max_ent_coef=0.025),  # ours
     "ShadowHand": dict(max_ent_coef=0.0025),

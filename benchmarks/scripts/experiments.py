@@ -39,7 +39,7 @@ RUNNING_RETURN = "return_over_100_episodes"  # from charts/episodic_return, see 
 POINT_REACH_STEPS = 512 * 16  # environment steps of one iteration
 SAPG_4 = "--num-agents 4 --max-ent-coef 0 --num-minibatches 5"  # with the off-policy rows: 2,048 rows each, as PPO's 4
 
-# The table's row for Moat, spelled out because RandomFitnessMoat has no row
+# The table's row for Moat and Grasp, spelled out because those with a random fitness have no row
 MOAT = (
     "--num-steps 16 --update-epochs 2 --learning-rate 3e-4 --kl-threshold 0.016 --clip-coef 0.2 --vf-coef 4"
     " --hidden-sizes 64 64"
@@ -50,7 +50,7 @@ MOAT_POPULATIONS = (  # name, script, agents, env id
     ("CPO-6", "cpo.py", 6, None),
     ("CPO-48", "cpo.py", 48, None),
     ("EPO-48", "epo.py", 48, None),
-    ("EPO-48 random fitness", "epo.py", 48, "benchmarks.scripts.random_fitness_moat:RandomFitnessMoat"),
+    ("EPO-48 random fitness", "epo.py", 48, "benchmarks.scripts.random_fitness:RandomFitnessMoat"),
 )
 
 
@@ -129,6 +129,64 @@ def public(task, total_timesteps, flags):
     )
 
 
+GRASP_POPULATIONS = (  # name, script, agents, env id
+    ("SAPG-6", "sapg.py", 6, None),
+    ("SAPG-48", "sapg.py", 48, None),
+    ("EPO-48", "epo.py", 48, None),
+    ("EPO-48 random fitness", "epo.py", 48, "benchmarks.scripts.random_fitness:RandomFitnessGrasp"),
+)
+GENETIC_OPERATORS = {
+    "uniform crossover": "--crossover uniform", "fitness-weighted crossover": "--crossover fitness_weighted",
+    "mutation 0": "--mutation-std 0", "mutation 0.3": "--mutation-std 0.3",
+}  # fmt: skip
+
+
+def minibatches(num_envs, num_agents, rows):
+    """--num-minibatches for minibatches of about so many rows, off-policy ones included."""
+    columns = num_envs + (num_envs // num_agents if num_agents > 1 else 0)
+    return round(16 * columns / rows)
+
+
+def sized(name, script, num_agents, num_envs, rows, size, flags="", seeds=None, env_id=None):
+    """A variant whose minibatches have about so many rows; size: how its name says that."""
+    flags += f" --num-minibatches {minibatches(num_envs, num_agents, rows)}"
+    flags += f" --num-agents {num_agents}" if num_agents > 1 else ""
+    return Variant(f"{name}, {size}", script, flags.strip(), seeds, env_id)
+
+
+def batch_scaling(env_id, num_envs, max_ent_coef):
+    """SAPG's premise: PPO does not use more environments. 122 iterations, as many as Moat's 6 M steps have."""
+    populations = (("SAPG-6", "sapg.py", 6), ("CPO-6", "cpo.py", 6), ("EPO-48", "epo.py", 48))
+    small, large = (768, "768 rows"), (4 * num_envs, "4 N rows")
+    entropy = f"--max-ent-coef {max_ent_coef}"
+    return Experiment(
+        env_id=env_id,
+        total_timesteps=122 * 16 * num_envs,
+        seeds=range(0, 5),
+        flags=f"--num-envs {num_envs} {MOAT}",
+        tags=(OBJECTIVE,),
+        finals=(RETURN, STD),
+        variants=(
+            *(sized("PPO", "ppo.py", 1, num_envs, *size) for size in (small, large)),
+            *(sized(*population, num_envs, *small, entropy) for population in populations),
+            sized(*populations[0], num_envs, *large, entropy),
+        ),
+    )
+
+
+def robot(env_id, score):
+    """A task's row for a CPU, 1,024 environments (1,020 for six agents), with minibatches of 1,024 rows."""
+    agents = (("PPO", "ppo.py", 1, 1_024), ("SAPG-6", "sapg.py", 6, 1_020), ("EPO-16", "epo.py", 16, 1_024))
+    return Experiment(
+        env_id=env_id,
+        total_timesteps=10_000_000,
+        seeds=range(1, 4),
+        tags=tuple(dict.fromkeys((score, RETURN, OBJECTIVE, REWARD))),
+        finals=(STD,),
+        variants=tuple(sized(*each, 1_024, "1,024 rows") for each in agents),
+    )
+
+
 EXPERIMENTS = {
     # The settings at which the released SAPG code was run; 300 iterations
     "point_reach": Experiment(
@@ -162,8 +220,46 @@ EXPERIMENTS = {
         variants=(
             *(Variant(f"PPO, {k} minibatches", "ppo.py", f"--num-minibatches {k}") for k in (4, 16, 64)),
             *(moat_population(*population, k) for k in (4, 16) for population in MOAT_POPULATIONS),
+            *(
+                Variant(f"EPO-48 {name}, 16 minibatches", "epo.py",
+                        f"--num-agents 48 --max-ent-coef 0.025 --num-minibatches 16 {flags}", range(1, 6))
+                for name, flags in GENETIC_OPERATORS.items()
+            ),
         ),
     ),
+    # The same questions on Grasp; minibatches of 768 rows, or of the papers' 4 N
+    "grasp": Experiment(
+        env_id="Grasp",
+        total_timesteps=4_000_000,
+        seeds=range(0, 5),
+        flags=f"--num-envs 3072 {MOAT}",
+        tags=(OBJECTIVE,),
+        finals=(RETURN, STD, "evolution/fired"),
+        variants=tuple(
+            variant
+            for rows, size in ((768, "768 rows"), (4 * 3_072, "4 N rows"))
+            for variant in (
+                sized("PPO", "ppo.py", 1, 3_072, rows, size),
+                *(
+                    # ten seeds of what says what evolution adds
+                    sized(name, script, agents, 3_072, rows, size, "--max-ent-coef 0.005",
+                          range(0, 10) if agents == 48 and rows == 768 else None, env_id)
+                    for name, script, agents, env_id in GRASP_POPULATIONS
+                ),
+            )
+        )
+        + tuple(
+            sized(f"EPO-48 {name}", "epo.py", 48, 3_072, 768, "768 rows", f"--max-ent-coef 0.005 {flags}")
+            for name, flags in GENETIC_OPERATORS.items()
+        ),
+    ),
+    **{
+        f"{env_id.lower()}_{num_envs}": batch_scaling(env_id, num_envs, max_ent_coef)
+        for env_id, max_ent_coef in (("Moat", 0.025), ("Grasp", 0.005))
+        for num_envs in (1_536, 24_576)
+    },
+    "ant_populations": robot("Ant", RETURN),
+    "allegro_hand_populations": robot("AllegroHand", OBJECTIVE),
     # Does the action noise stay bounded?
     "moat_long": Experiment(
         env_id="Moat",

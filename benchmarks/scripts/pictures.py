@@ -191,6 +191,15 @@ def push(env_id):
     return env
 
 
+def grasp(env_id):
+    """On the way to the second goal."""
+    env = envs.make(env_id, 1, "cpu", 1)
+    env.reset()
+    env.hand[0] = env.object[0] = torch.tensor([-0.35, -0.2, 0.55])
+    env.fingers[0], env.goal[0], env.successes[0] = env.posture + 0.1, torch.tensor([0.55, 0.1, 0.75]), 1.0
+    return env
+
+
 def moat(env_id):
     env = envs.make(env_id, 1, "cpu", 1)
     env.reset()
@@ -222,6 +231,7 @@ POSES = {
     "FrankaCubePush": push,
     "FrankaCubeStack": stack,
     "Cartpole": cartpole,
+    "Grasp": grasp,
     "Moat": moat,
 }
 

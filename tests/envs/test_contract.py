@@ -33,6 +33,7 @@ BEGINNINGS = {
     "Cartpole": lambda obs: (obs.abs() <= torch.tensor([0.1, 0.25, 0.1, 0.25])).all(-1),
     "FrankaCubePush": lambda obs: (obs[..., 17:] == 0.035).all(-1),  # fingers, which never come back there exactly
     "FrankaCubeStack": lambda obs: (obs[..., 17:] == 0.035).all(-1),
+    "Grasp": lambda obs: (obs[..., 2] == 0.7) & (obs[..., 12] == 0.0),  # height of the hand, nothing held
     "Humanoid": lambda obs: (obs[..., 54:] == 0.0).all(-1),  # no sensors, no action yet
     "Moat": lambda obs: (obs[..., 4:8] == 0.0).all(-1) & (obs[..., 8] == -1.0),  # at rest, clock
     "ShadowHand": lambda obs: (obs[..., 48:72] == 0.0).all(-1) & (obs[..., 161:] == 0.0).all(-1),  # forces, last action
@@ -331,7 +332,7 @@ def test_state_dict_continues_exactly(env_id):
 def test_everything_stays_finite(env_id, spread):
     env, obs = started(env_id, num_envs=8)
     assert obs.isfinite().all()
-    for action in actions(env, 2_000 if env_id == "Moat" else 220, spread=spread):
+    for action in actions(env, 2_000 if env_id in envs.PURE_TORCH else 220, spread=spread):
         obs, reward, _, _, info = env.step(action)
         assert obs.isfinite().all() and reward.isfinite().all() and info["final_obs"].isfinite().all()
         assert all(info["episode"][key].isfinite().all() for key in ("return", "length", "objective"))

@@ -18,7 +18,7 @@ import torch
 from benchmarks.scripts import compare_released, plot, run, summarize
 from benchmarks.scripts.experiments import EXPERIMENTS, RUNNING_RETURN, Experiment, Variant
 from benchmarks.scripts.point_reach import PointReach
-from benchmarks.scripts.random_fitness_moat import RandomFitnessMoat
+from benchmarks.scripts.random_fitness import RandomFitnessGrasp, RandomFitnessMoat
 
 # ---------------------------------------------------------------- statistics
 
@@ -133,9 +133,22 @@ def test_random_fitness_moat_reports_a_permutation_of_the_followers():
             assert (told.view(48, 2)[1:, 1] - told.view(48, 2)[1:, 0]).min() > 0  # whole blocks change places
 
 
-def test_random_fitness_moat_refuses_other_numbers_of_environments():
+def test_random_fitness_grasp_reports_a_permutation_of_the_followers():
+    env = RandomFitnessGrasp(96, "cpu", seed=0)
+    env.reset()
+    env.episode_step.zero_()
+    true = torch.arange(96.0)
+    for _ in range(2 * 128):
+        env.successes.copy_(true)
+        told = env.step(torch.zeros(96, 6))[4]["episode"]["objective"]
+    assert torch.equal(told[:2], true[:2]) and torch.equal(told[2:].sort().values, true[2:])
+    assert torch.equal(told[3::2] - told[2::2], torch.ones(47)) and (told[2:] != true[2:]).any()
+
+
+@pytest.mark.parametrize("task", [RandomFitnessMoat, RandomFitnessGrasp])
+def test_random_fitness_refuses_other_numbers_of_environments(task):
     with pytest.raises(ValueError, match="multiple of 48"):
-        RandomFitnessMoat(50, "cpu", seed=0)
+        task(50, "cpu", seed=0)
 
 
 # ---------------------------------------------------------------- run.py

@@ -377,6 +377,6 @@ def test_the_documents_translate_to_flags_that_exist():
 
 def test_the_documents_know_what_the_flags_are_called():
     options = {"--" + name.replace("_", "-") for script in SCRIPTS for name in flags(script)}
-    options |= {"--" + f.name for f in fields(evaluate.Args)}
+    options |= {"--" + f.name.replace("_", "-") for f in fields(evaluate.Args)}
     options |= {option.replace("--", "--no-", 1) for option in options} | {"--help", "--logdir"}
     assert set(re.findall(r"(?<![\w-])--[a-z][\w-]*", documents())) <= options

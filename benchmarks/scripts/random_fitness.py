@@ -1,20 +1,24 @@
-"""Moat with a fitness that says nothing: what remains of EPO when the genetic algorithm selects at random.
+"""The toys with a fitness that says nothing: what remains of EPO when the genetic algorithm selects at random.
 
-    python epo.py --env-id benchmarks.scripts.random_fitness_moat:RandomFitnessMoat --num-agents 48
+    python epo.py --env-id benchmarks.scripts.random_fitness:RandomFitnessMoat --num-agents 48
 
 `epo.py` takes its fitness from the objectives that the environments report. Here each follower's environments report
 the objectives of another follower, which is drawn anew for every 128 steps. So the followers' fitness has the spread
 that it would have, and generations come about as often, but who survives them is left to chance. The leader's
-environments, and all returns, stay true: `charts/leader_objective` is comparable with Moat's.
+environments, and all returns, stay true: `charts/leader_objective` is comparable with that of the toy itself.
 """
 
 import torch
 
+from envs.tasks.grasp import Grasp
 from envs.tasks.moat import Moat
 
 
-class RandomFitnessMoat(Moat):
-    """Moat whose followers report each other's objectives. num_envs: a multiple of NUM_AGENTS, else ValueError."""
+class RandomFitness:
+    """Makes a toy's followers report each other's objectives. num_envs: a multiple of NUM_AGENTS, else ValueError.
+
+    A mixin for tasks whose episodes all have max_episode_steps.
+    """
 
     NUM_AGENTS = 48  # must be --num-agents: blocks of num_envs / NUM_AGENTS environments, the first is the leader's
 
@@ -35,10 +39,18 @@ class RandomFitnessMoat(Moat):
         return super().advance(action)
 
     def reset_where(self, mask):
-        self.latest = torch.where(mask, super().objective(), self.latest)  # before the position is lost
+        self.latest = torch.where(mask, super().objective(), self.latest)  # before the episode is lost
         super().reset_where(mask)
 
     def objective(self):
         """The leader's environments: their own; the followers': the latest of the environment in `source`."""
         n = self.num_envs // self.NUM_AGENTS
         return torch.cat([super().objective()[:n], self.latest[self.source[n:]]])
+
+
+class RandomFitnessMoat(RandomFitness, Moat):
+    """Moat whose followers report each other's objectives."""
+
+
+class RandomFitnessGrasp(RandomFitness, Grasp):
+    """Grasp whose followers report each other's objectives."""

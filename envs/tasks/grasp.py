@@ -1,0 +1,180 @@
+"""Grasp: a toy with the stages of AllegroKuka, reach, grasp, lift, carry, and no physics. No engine."""
+
+import math
+
+import torch
+
+from envs.base import VectorEnv
+
+FINGERS = 3
+POSTURE = (0.598, -0.734, 0.394)  # of the fingers around the object; magnitudes drawn once, uniform in [0.35, 0.85]
+POSTURE_TOLERANCE = 0.4
+HAND_SPEED, FINGER_SPEED, FALL_SPEED = 0.08, 0.1, 0.1  # per step
+ARENA = 1.2  # largest |coordinate| of the hand
+START_HEIGHT = 0.7  # of the hand
+OBJECT_RADIUS = 0.1  # in pictures
+REACH = 0.2  # hand to object where the object can be held, object to goal at a success, and height of a lifted object
+LIFT_BONUS, SUCCESS_BONUS, CARRY_WEIGHT, ACTION_COST, REWARD_SCALE = 3.0, 5.0, 2.0, 0.0005, 0.3
+
+
+class Grasp(VectorEnv):
+    """A hand takes an object to one goal after another. Observation (16): hand, fingers, object - hand, goal - object,
+    held, object. Action (6): velocity of the hand (3) and of the fingers (3).
+
+    The object is held while it is within 0.2 of the hand and every finger within 0.4 of the grasp posture; it moves
+    with the hand, otherwise it falls to the ground. Reward, times 0.3: progress of the hand to the object before it is
+    lifted; 3 when it is lifted above 0.2 for the first time; from then on 2 x its progress to the goal; 5 for a
+    success, within 0.2 of the goal; -0.0005 |action|^2. Progress is by how much a record of the distance is broken.
+    A success draws a new goal and the episode goes on. Episodes of exactly 128 steps, truncated.
+    Objective: successes in the episode.
+    """
+
+    num_obs, num_actions, max_episode_steps = 13 + FINGERS, 3 + FINGERS, 128
+
+    def __init__(self, num_envs, device, seed):
+        super().__init__(num_envs, device, seed)
+        self.hand, self.fingers, self.object, self.goal = (self.zeros(n) for n in (3, FINGERS, 3, 3))
+        self.held, self.lifted = self.zeros(dtype=torch.bool), self.zeros(dtype=torch.bool)
+        self.nearest_hand, self.nearest_goal = self.zeros(), self.zeros()  # records; inf: none yet
+        self.successes = self.zeros()
+        self.posture = self.tensor(POSTURE)
+        self.lowest = self.tensor([-ARENA, -ARENA, 0.0])
+        golden = torch.arange(num_envs, dtype=torch.float64, device=self.device) * 0.6180339887498949 % 1.0
+        self.phase = (golden * self.max_episode_steps).long()  # evenly spread, also within any block
+
+    def reset(self):
+        super().reset()
+        self.episode_step.copy_(self.phase)  # so that environments do not reset at the same time
+        return self.observe()
+
+    def reset_where(self, mask):
+        row, height = mask[:, None], torch.full_like(self.hand[:, :1], START_HEIGHT)
+        hand = torch.cat([self.uniform(-0.5, 0.5, 2), height], 1)
+        object_ = torch.cat([self.uniform(-0.6, 0.6, 2), torch.zeros_like(height)], 1)
+        self.hand = torch.where(row, hand, self.hand)
+        self.fingers = torch.where(row, self.uniform(-0.2, 0.2, FINGERS), self.fingers)
+        self.object = torch.where(row, object_, self.object)
+        self.goal = torch.where(row, self.draw_goals(), self.goal)
+        self.held, self.lifted = self.held & ~mask, self.lifted & ~mask
+        self.nearest_hand = self.nearest_hand.masked_fill(mask, math.inf)
+        self.nearest_goal = self.nearest_goal.masked_fill(mask, math.inf)
+        self.successes = self.successes.masked_fill(mask, 0.0)
+
+    def draw_goals(self):
+        return torch.cat([self.uniform(-1.0, 1.0, 2), self.uniform(0.4, 1.0, 1)], 1)
+
+    def advance(self, action):
+        self.hand = (self.hand + HAND_SPEED * action[:, :3]).clamp(max=ARENA).maximum(self.lowest)
+        self.fingers = (self.fingers + FINGER_SPEED * action[:, 3:]).clamp(-1.0, 1.0)
+        grasped = ((self.fingers - self.posture).abs() < POSTURE_TOLERANCE).all(1)
+        self.held = grasped & ((self.hand - self.object).norm(dim=1) < REACH)
+        fallen = torch.cat([self.object[:, :2], (self.object[:, 2:] - FALL_SPEED).clamp(min=0.0)], 1)
+        self.object = torch.where(self.held[:, None], self.hand, fallen)
+
+        newly_lifted = ~self.lifted & (self.object[:, 2] > REACH)
+        to_hand, to_goal = (self.hand - self.object).norm(dim=1), (self.goal - self.object).norm(dim=1)
+        self.nearest_hand, reached = break_record(self.nearest_hand, to_hand, ~self.lifted)
+        self.lifted = self.lifted | newly_lifted
+        self.nearest_goal, carried = break_record(self.nearest_goal, to_goal, self.lifted)
+        success = self.lifted & (to_goal < REACH)
+        reward = reached + CARRY_WEIGHT * carried + LIFT_BONUS * newly_lifted + SUCCESS_BONUS * success
+        reward = REWARD_SCALE * (reward - ACTION_COST * action.square().sum(1))
+
+        self.successes = self.successes + success
+        self.goal = torch.where(success[:, None], self.draw_goals(), self.goal)
+        self.nearest_goal = self.nearest_goal.masked_fill(success, math.inf)
+        never = torch.zeros_like(success)
+        return reward, never, never
+
+    def observe(self):
+        return torch.cat([
+            self.hand, self.fingers, self.object - self.hand, self.goal - self.object, self.held[:, None].float(),
+            self.object,
+        ], 1)  # fmt: skip
+
+    def objective(self):
+        return self.successes.clone()
+
+    def render(self, index):
+        """The scene from the front. Above: a bar for each finger, with its range for a grasp, and a dot per success."""
+        state = (self.hand, self.fingers, self.object, self.goal, self.successes)
+        return draw_grasp(*(x[index].cpu() for x in state))
+
+
+def break_record(record, distance, counts):
+    """The new record and by how much `distance` breaks the old one, (N,) each; only where `counts` (N,) bool.
+
+    The first distance, where the record is inf, is progress 0.
+    """
+    progress = torch.where(counts & record.isfinite(), (record - distance).clamp(min=0.0), torch.zeros_like(record))
+    return torch.where(counts, torch.minimum(record, distance), record), progress
+
+
+def draw_grasp(hand, fingers, object_, goal, successes):
+    """The scene as a (480, 640, 3) uint8 tensor. hand, object_ and goal (3,), fingers (3,), successes ().
+
+    The object is orange, the goal a green ball of the tolerance's size; a finger is green where it is within its range.
+    """
+    sky, tile, dark, green, orange, grey, gold = (torch.tensor(colour) for colour in (
+        (0.80, 0.89, 0.97), (0.96, 0.95, 0.92), (0.25, 0.28, 0.33), (0.16, 0.65, 0.32), (0.95, 0.50, 0.12),
+        (0.55, 0.58, 0.63), (0.98, 0.78, 0.10),
+    ))  # fmt: skip
+    eye, forward, focal = torch.tensor([0.0, -4.6, 2.5]), torch.tensor([0.0, 0.924, -0.3824]), 740.0  # focal: pixels
+    right, centre = torch.tensor([1.0, 0.0, 0.0]), torch.tensor([320.0, 240.0])
+    axes = torch.stack([right, torch.linalg.cross(forward, right), forward])  # right, down, forward
+    rows, columns = torch.meshgrid(torch.arange(480.0), torch.arange(640.0), indexing="ij")
+    pixels = torch.stack([columns, rows], -1)
+
+    # the ground, as far as the hand reaches, with shadows; low enough for the object to lie on it
+    rays = torch.cat([(pixels - centre) / focal, torch.ones_like(rows)[..., None]], -1) @ axes
+    ground = eye[:2] - rays[..., :2] * ((eye[2] + OBJECT_RADIUS) / rays[..., 2:].clamp(max=-1e-3))
+    image = (1.0 - 0.1 * ((ground / 0.4).floor().sum(-1, keepdim=True) % 2)) * tile
+    for place, radius in ((hand, 0.15), (object_, OBJECT_RADIUS), (goal, REACH)):
+        distance = (ground - place[:2]).norm(dim=-1, keepdim=True)
+        image *= 1.0 - 0.3 * ((radius - distance) / 0.04).clamp(0.0, 1.0)
+    image[(ground.abs() > ARENA).any(-1)] = sky
+
+    # everything else is a rod with round ends (from, to, radius, colour, opacity), the farthest first
+    palm = hand + torch.tensor([0.0, 0.0, 0.2])
+    parts = [
+        (goal, goal, REACH, green, 0.5), (torch.tensor([*goal[:2], -OBJECT_RADIUS]), goal, 0.01, green, 0.9),
+        (object_, object_, OBJECT_RADIUS, orange, 1.0), (palm, palm, 0.08, dark, 1.0),
+        (palm, torch.tensor([*palm[:2], 2.5]), 0.03, dark, 1.0),
+    ]  # fmt: skip
+    for i, error in enumerate((fingers - torch.tensor(POSTURE)).abs().tolist()):
+        angle = 2.0 * math.pi * i / FINGERS - 0.5 * math.pi
+        outwards = torch.tensor([math.cos(angle), math.sin(angle), 0.0])
+        knuckle = palm + (0.13 + 0.15 * error) * outwards
+        tip = hand + (0.08 + 0.3 * error) * outwards - torch.tensor([0.0, 0.0, 0.06])
+        colour = green if error < POSTURE_TOLERANCE else grey
+        parts += [(palm, knuckle, 0.035, colour, 1.0), (knuckle, tip, 0.03, colour, 1.0)]
+    for start, end, radius, colour, opacity in sorted(parts, key=lambda part: -float((part[0] - eye) @ forward)):
+        ends = (torch.stack([start, end]) - eye) @ axes.T
+        scale = focal / ends[:, 2:]
+        paint_rod(image, pixels, centre + scale * ends[:, :2], float(scale[0]) * radius, colour, opacity)
+
+    for i, (position, middle) in enumerate(zip(fingers.tolist(), POSTURE)):
+        places = (middle - POSTURE_TOLERANCE, middle + POSTURE_TOLERANCE, position)
+        low, high, marker = (round(120 + 100 * min(max(place, -1.0), 1.0)) for place in places)
+        top = 16 + 22 * i
+        image[top : top + 14, 20:220] = 0.98
+        image[top : top + 14, low:high] = 0.5 + 0.5 * green
+        image[top - 2 : top + 16, marker - 3 : marker + 3] = dark
+    for i in range(int(successes)):
+        place = torch.tensor([620.0 - 24.0 * (i % 10), 24.0 + 24.0 * (i // 10)])
+        paint_rod(image, pixels, place.expand(2, 2), 9.0, gold, 1.0)
+    return (image * 255.0).byte()
+
+
+def paint_rod(image, pixels, ends, radius, colour, opacity):
+    """Blend a rod with round ends into an image (H, W, 3). pixels (H, W, 2), ends (2, 2) and radius are in pixels."""
+    left, top = (ends.amin(0) - radius - 1.0).long().clamp(min=0).tolist()
+    right, bottom = (ends.amax(0) + radius + 2.0).long().clamp(min=0).tolist()
+    image, pixels = image[top:bottom, left:right], pixels[top:bottom, left:right]
+    along = ends[1] - ends[0]
+    share = ((pixels - ends[0]) @ along / along.square().sum().clamp(min=1e-6)).clamp(0.0, 1.0)
+    offset = (pixels - ends[0] - share[..., None] * along) / radius
+    distance = offset.norm(dim=-1, keepdim=True)
+    light = 0.75 - 0.2 * offset.sum(-1, keepdim=True) + 0.15 * (1.0 - distance.square()).clamp(min=0.0).sqrt()
+    cover = opacity * ((1.0 - distance) * radius + 0.5).clamp(0.0, 1.0)
+    image += cover * ((colour * light).clamp(0.0, 1.0) - image)
