@@ -127,8 +127,8 @@ def record(script, run, patch):
     clip, adam = torch.nn.utils.clip_grad_norm_, torch.optim.Adam
     current = SimpleNamespace(obs=None, acted=None, learned=[])
 
-    def recorded_make(*args):
-        env = make(*args)
+    def recorded_make(*args, **kwargs):
+        env = make(*args, **kwargs)
         reset, step = env.reset, env.step
 
         def recorded_reset():

@@ -52,6 +52,13 @@ MOAT_POPULATIONS = (  # name, script, agents, env id
 )
 
 
+# The tables' rows for a CPU, spelled out because the tasks of in_phase.py have no rows
+CPU_ROW = "--num-envs 1024 --num-steps 16 --num-minibatches 16 --update-epochs 5 --hidden-sizes 256 128 64"
+CPU_ROW += " --clip-coef 0.2 --vf-coef 4 --bounds-coef 1e-4"
+ALLEGRO_HAND = "--learning-rate 5e-4 --kl-threshold 0.016 --reward-scale 0.01"
+ANYMAL = "--learning-rate 3e-4 --kl-threshold 0.008"
+
+
 def moat_population(name, script, num_agents, env_id, num_minibatches):
     flags = f"--num-agents {num_agents} --max-ent-coef 0.025 --num-minibatches {num_minibatches}"
     return Variant(f"{name}, {num_minibatches} minibatches", script, flags, env_id=env_id)
@@ -127,6 +134,20 @@ EXPERIMENTS = {
             Variant("PPO", "ppo.py"),
             Variant("PPO, clipped values", "ppo.py", "--clip-vloss"),
             Variant("PPO, separate critic", "ppo.py", "--separate-critic"),
+        ),
+    ),
+    # Do first episodes that begin at different points of their clock help?
+    "stagger": Experiment(
+        env_id="AllegroHand",
+        total_timesteps=5_000_000,
+        seeds=range(1, 3),
+        flags=CPU_ROW,
+        tags=(REWARD, RETURN, OBJECTIVE),
+        variants=(
+            Variant("AllegroHand, staggered", "ppo.py", ALLEGRO_HAND),
+            Variant("AllegroHand, in phase", "ppo.py", ALLEGRO_HAND, env_id="benchmarks.scripts.in_phase:AllegroHand"),
+            Variant("Anymal, staggered", "ppo.py", ANYMAL, env_id="Anymal"),
+            Variant("Anymal, in phase", "ppo.py", ANYMAL, env_id="benchmarks.scripts.in_phase:Anymal"),
         ),
     ),
 }
