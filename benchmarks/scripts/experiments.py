@@ -13,6 +13,7 @@ class Variant:
     flags: str = ""  # added to the experiment's
     seeds: Optional[range] = None  # None: the experiment's
     env_id: Optional[str] = None  # None: the experiment's
+    total_timesteps: Optional[int] = None  # None: the experiment's
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,24 @@ CPU_ROW = "--num-envs 1024 --num-steps 16 --num-minibatches 16 --update-epochs 5
 CPU_ROW += " --clip-coef 0.2 --vf-coef 4 --bounds-coef 1e-4"
 ALLEGRO_HAND = "--learning-rate 5e-4 --kl-threshold 0.016 --reward-scale 0.01"
 ANYMAL = "--learning-rate 3e-4 --kl-threshold 0.008"
+
+
+# env id -> the row of `hyperparameters.CPU` and its alternatives: name, M steps in 20 minutes of two cores (a sixth of
+# the row's steps of two hours; with more epochs fewer, by measured CPU time), minibatches, epochs, steps
+CPU_ROWS = {
+    "AllegroKukaRegrasping": (
+        ("row", 13.3, 16, 2, 16), ("4 minibatches", 13.3, 4, 2, 16), ("5 epochs", 10.5, 16, 5, 16),
+    ),
+    "AllegroHand": (("row", 13.3, 16, 5, 16), ("4 minibatches", 13.3, 4, 5, 16), ("32 steps", 13.3, 32, 5, 32)),
+    "Ant": (("row", 16.7, 16, 4, 16), ("4 minibatches", 16.7, 4, 4, 16), ("32 steps", 16.7, 32, 4, 32)),
+    "Anymal": (("row", 10.0, 16, 5, 16), ("4 minibatches", 10.0, 4, 5, 16), ("32 steps", 10.0, 32, 5, 32)),
+}  # fmt: skip
+
+
+def cpu_row(env_id, share, name, millions, num_minibatches, update_epochs, num_steps):
+    """A variant of the experiments on CPU rows; share: of the 20 minutes."""
+    flags = f"--num-steps {num_steps} --num-minibatches {num_minibatches} --update-epochs {update_epochs}"
+    return Variant(f"{env_id}, {name}", "ppo.py", flags, env_id=env_id, total_timesteps=round(share * 1e6 * millions))
 
 
 def moat_population(name, script, num_agents, env_id, num_minibatches):
@@ -148,6 +167,28 @@ EXPERIMENTS = {
             Variant("AllegroHand, in phase", "ppo.py", ALLEGRO_HAND, env_id="benchmarks.scripts.in_phase:AllegroHand"),
             Variant("Anymal, staggered", "ppo.py", ANYMAL, env_id="Anymal"),
             Variant("Anymal, in phase", "ppo.py", ANYMAL, env_id="benchmarks.scripts.in_phase:Anymal"),
+        ),
+    ),
+    # Which settings learn most in the same time on a CPU? 20 minutes each
+    "cpu_rows": Experiment(
+        env_id="AllegroKukaRegrasping",
+        total_timesteps=13_300_000,
+        seeds=range(1, 3),
+        flags="--num-envs 1024",
+        tags=(REWARD, RETURN, OBJECTIVE),
+        variants=tuple(cpu_row(env_id, 1.0, *row) for env_id, rows in CPU_ROWS.items() for row in rows),
+    ),
+    # The same, a first look
+    "cpu_rows_short": Experiment(
+        env_id="AllegroKukaRegrasping",
+        total_timesteps=5_000_000,
+        seeds=range(1, 3),
+        flags="--num-envs 1024",
+        tags=(REWARD, RETURN, OBJECTIVE),
+        variants=tuple(
+            cpu_row(env_id, 5 / 13.3, *row)
+            for env_id in ("AllegroKukaRegrasping", "AllegroHand")
+            for row in CPU_ROWS[env_id]
         ),
     ),
 }

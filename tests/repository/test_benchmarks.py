@@ -205,6 +205,13 @@ def test_what_is_done_is_skipped_and_a_crash_does_not_end_the_others(fake, tmp_p
     assert "2 runs, 2 done" in capsys.readouterr().out and log.stat().st_mtime_ns == written
 
 
+def test_a_variant_may_have_its_own_number_of_steps(tmp_path):
+    args = run.parse_args(["point_reach", "--folder", str(tmp_path)])
+    for variant, steps in ((Variant("all", "fake.py"), "100"), (Variant("fewer", "fake.py", total_timesteps=7), "7")):
+        command = run.Run("fake", FAKE, variant, 1, args).command
+        assert command[command.index("--total-timesteps") + 1] == steps
+
+
 def test_an_interrupted_run_writes_a_checkpoint_and_is_resumed(fake, tmp_path, capsys):
     child = textwrap.dedent(f"""
         from benchmarks.scripts import run
