@@ -109,15 +109,14 @@ class Player:
 def play(env, player):
     """The first whole episode of every environment: return, length and objective, each (N,)."""
     obs = env.reset()
-    whole = getattr(env, "episode_step", torch.zeros(env.num_envs, device=obs.device)) == 0  # begins at its beginning
-    results, missing = torch.full((3, env.num_envs), math.nan, device=obs.device), torch.ones_like(whole)
+    results = torch.full((3, env.num_envs), math.nan, device=obs.device)
+    missing = torch.ones(env.num_envs, dtype=torch.bool, device=obs.device)
     while missing.any():
         obs, _, terminated, truncated, info = env.step(player.act(obs))
-        done, episode = terminated | truncated, info["episode"]
-        player.dones = done[None]
-        ends = done & whole & missing
+        player.dones, episode = (terminated | truncated)[None], info["episode"]
+        ends = episode["done"] & missing
         results = torch.where(ends, torch.stack([episode[key] for key in ("return", "length", "objective")]), results)
-        missing, whole = missing & ~ends, whole | done
+        missing &= ~ends
     return results
 
 

@@ -6,6 +6,7 @@ from typing import Tuple
 import torch
 
 DEVICES = ("cpu", "cuda")
+GOLDEN_RATIO = 0.6180339887498949
 
 
 @contextlib.contextmanager
@@ -32,6 +33,7 @@ class VectorEnv:
     fitness_floor = 1.0  # stands in for the followers' median fitness in EPO Eq. 3 where that is smaller
     engine = None  # the engine of envs/engines that steps the physics, if the task uses one
     frame_rate = 60  # control steps per second, for videos
+    staggered = False  # whether `reset` spreads the clocks; `envs.make` sets it
     resumes_exactly = True  # whether `load_state_dict` restores the running episodes
     curriculum: Tuple[str, ...] = ()  # names of the tensors that a curriculum changes; an evaluation copies them
 
@@ -46,6 +48,7 @@ class VectorEnv:
             raise ValueError(f"device {device}: there are {torch.cuda.device_count()} CUDA devices")
         self.generator = torch.Generator(self.device).manual_seed(seed)
         self.episode_step = torch.zeros(num_envs, dtype=torch.long, device=self.device)  # for truncation
+        self.shortened = torch.zeros(num_envs, dtype=torch.bool, device=self.device)  # the clock did not start at 0
         self.episode_length = torch.zeros(num_envs, dtype=torch.long, device=self.device)
         self.episode_return = torch.zeros(num_envs, device=self.device)
 
@@ -56,8 +59,17 @@ class VectorEnv:
 
     @full_precision()
     def reset(self):
-        """Start a new episode everywhere. Returns obs (N, D) float32."""
+        """Start a new episode everywhere. Returns obs (N, D) float32.
+
+        Where `staggered`, the clocks (`episode_step`) start evenly spread over `max_episode_steps`, so that the time
+        limit does not end all episodes in the same step (2511.21011). These first episodes are shortened.
+        """
         self._begin_episodes(torch.ones(self.num_envs, dtype=torch.bool, device=self.device))
+        if self.staggered:
+            indices = torch.arange(self.num_envs, dtype=torch.float64, device=self.device)
+            share = indices * GOLDEN_RATIO % 1.0  # evenly spread over any block of environments, an agent's too
+            self.episode_step.copy_((share * self.max_episode_steps).long())
+            self.shortened.copy_(self.episode_step > 0)
         return self.observe()
 
     @full_precision()
@@ -67,7 +79,8 @@ class VectorEnv:
         action: (N, U), clamped to [-1, 1]. Returns obs (N, D) float32, reward (N,) float32, terminated (N,) bool,
         truncated (N,) bool and info with
             final_obs (N, D)   the observation that ended the step, before any reset: equal to obs where not done
-            episode            done (N,) bool; return, length, objective (N,) float32, valid where done
+            episode            done (N,) bool; return, length, objective (N,) float32, valid where done; shortened
+                               episodes are left out: they are terminated or truncated, but not done
             metrics            the task's scalars, name -> 0-d tensor or float
         """
         self.episode_step += 1
@@ -78,7 +91,7 @@ class VectorEnv:
         self.episode_return += reward
         final_obs = self.observe()
         episode = {
-            "done": done,
+            "done": done & ~self.shortened,
             "return": self.episode_return.clone(),
             "length": self.episode_length.float(),
             "objective": self.objective(),
@@ -90,6 +103,7 @@ class VectorEnv:
     def _begin_episodes(self, mask):
         self.reset_where(mask)
         self.episode_step.masked_fill_(mask, 0)
+        self.shortened.masked_fill_(mask, False)
         self.episode_length.masked_fill_(mask, 0)
         self.episode_return.masked_fill_(mask, 0.0)
 

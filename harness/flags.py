@@ -183,7 +183,7 @@ def seed_everything(seed):
 def make_env(args):
     """The environments of a run. Prints its first line; refuses what the engine cannot hold."""
     try:
-        env = envs.make(args.env_id, args.num_envs, args.device, args.seed, args.engine)
+        env = envs.make(args.env_id, args.num_envs, args.device, args.seed, args.engine, staggered=True)
     except ValueError as error:
         if uncaught.raised_in(error, args.env_id):
             raise

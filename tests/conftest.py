@@ -101,7 +101,8 @@ def train(tmp_path, monkeypatch):
     """train(script, flags) runs script.main(flags) in an empty folder and returns what happened:
 
     agent, optimizer     the script's own, at the end of the run; args: the run's
-    steps[t]             obs, action, logprob, reward, terminated, truncated, final_obs, next_obs, objective (N, ...)
+    steps[t]             obs, action, logprob, reward, terminated, truncated, final_obs, next_obs, objective and
+                         counts (N, ...): whether a whole episode ended
     minibatches[i]       just before the step: params, buffers, lr, grads (unclipped); obs, action, agent_ids, logprob;
                          awac: the same four of the rows that cpo's followers imitate, or None; rollout_buffers: those
                          that acted in this iteration
@@ -127,8 +128,8 @@ def record(script, run, patch):
     clip, adam = torch.nn.utils.clip_grad_norm_, torch.optim.Adam
     current = SimpleNamespace(obs=None, acted=None, learned=[])
 
-    def recorded_make(*args):
-        env = make(*args)
+    def recorded_make(*args, **kwargs):
+        env = make(*args, **kwargs)
         reset, step = env.reset, env.step
 
         def recorded_reset():
@@ -140,6 +141,7 @@ def record(script, run, patch):
             next_obs, reward, terminated, truncated, info = step(action)
             seen = dict(obs=current.obs, reward=reward, terminated=terminated, truncated=truncated, next_obs=next_obs)
             seen.update(final_obs=info["final_obs"], objective=info["episode"]["objective"], **current.acted)
+            seen.update(counts=info["episode"]["done"])
             run.steps.append(SimpleNamespace(**{key: value.clone() for key, value in seen.items()}))
             current.obs = next_obs.clone()
             return next_obs, reward, terminated, truncated, info

@@ -13,6 +13,7 @@ class Variant:
     flags: str = ""  # added to the experiment's
     seeds: Optional[range] = None  # None: the experiment's
     env_id: Optional[str] = None  # None: the experiment's
+    total_timesteps: Optional[int] = None  # None: the experiment's
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,38 @@ MOAT_POPULATIONS = (  # name, script, agents, env id
     ("EPO-48", "epo.py", 48, None),
     ("EPO-48 random fitness", "epo.py", 48, "benchmarks.scripts.random_fitness:RandomFitnessMoat"),
 )
+
+
+# Of the tables' rows for a CPU, spelled out because the tasks of in_phase.py have no rows
+CPU_FLAGS = "--num-envs 1024 --num-steps 16 --num-minibatches 16 --update-epochs 5 --hidden-sizes 256 128 64"
+CPU_FLAGS += " --clip-coef 0.2 --vf-coef 4 --bounds-coef 1e-4"
+
+# env id -> the row of `hyperparameters.CPU` and its alternatives: name, M steps in 20 minutes of two cores (a sixth of
+# the row's steps of two hours; with more epochs fewer, by measured CPU time), minibatches, epochs, steps
+CPU_ROWS = {
+    "AllegroKukaRegrasping": (
+        ("row", 13.3, 16, 2, 16), ("4 minibatches", 13.3, 4, 2, 16), ("5 epochs", 10.5, 16, 5, 16),
+    ),
+    "AllegroHand": (("row", 13.3, 16, 5, 16), ("4 minibatches", 13.3, 4, 5, 16), ("32 steps", 13.3, 32, 5, 32)),
+    "Ant": (("row", 16.7, 16, 4, 16), ("4 minibatches", 16.7, 4, 4, 16), ("32 steps", 16.7, 32, 4, 32)),
+    "Anymal": (("row", 10.0, 16, 5, 16), ("4 minibatches", 10.0, 4, 5, 16), ("32 steps", 10.0, 32, 5, 32)),
+}  # fmt: skip
+
+
+def cpu_rows(env_id, share=1.0):
+    """The experiment on a task's row. share: of the 20 minutes."""
+    variants = []
+    for name, millions, num_minibatches, update_epochs, num_steps in CPU_ROWS[env_id]:
+        flags = f"--num-steps {num_steps} --num-minibatches {num_minibatches} --update-epochs {update_epochs}"
+        variants.append(Variant(name, "ppo.py", flags, total_timesteps=round(share * 1e6 * millions)))
+    return Experiment(
+        env_id=env_id,
+        total_timesteps=variants[0].total_timesteps,
+        seeds=range(1, 3),
+        flags="--num-envs 1024",
+        tags=(REWARD, RETURN, OBJECTIVE),
+        variants=tuple(variants),
+    )
 
 
 def moat_population(name, script, num_agents, env_id, num_minibatches):
@@ -332,4 +365,30 @@ EXPERIMENTS = {
         tags=(RETURN, "charts/episodic_length"),
         variants=(Variant("PPO", "ppo.py"),),
     ),
+    # Do first episodes that begin at different points of their clock help?
+    "stagger": Experiment(
+        env_id="AllegroHand",
+        total_timesteps=5_000_000,
+        seeds=range(1, 3),
+        flags=f"{CPU_FLAGS} --learning-rate 5e-4 --kl-threshold 0.016 --reward-scale 0.01",
+        tags=(REWARD, RETURN, OBJECTIVE),
+        variants=(
+            Variant("AllegroHand, staggered", "ppo.py"),
+            Variant("AllegroHand, in phase", "ppo.py", env_id="benchmarks.scripts.in_phase:AllegroHand"),
+        ),
+    ),
+    "stagger_anymal": Experiment(
+        env_id="Anymal",
+        total_timesteps=5_000_000,
+        seeds=range(1, 3),
+        flags=f"{CPU_FLAGS} --learning-rate 3e-4 --kl-threshold 0.008",
+        tags=(REWARD, RETURN),
+        variants=(
+            Variant("Anymal, staggered", "ppo.py"),
+            Variant("Anymal, in phase", "ppo.py", env_id="benchmarks.scripts.in_phase:Anymal"),
+        ),
+    ),
+    # Which settings learn most in 20 minutes of two cores? And a first look, at 5 M steps of the row
+    **{f"cpu_rows_{env_id}": cpu_rows(env_id) for env_id in CPU_ROWS},
+    **{f"cpu_rows_{env_id}_short": cpu_rows(env_id, 5 / 13.3) for env_id in ("AllegroHand", "AllegroKukaRegrasping")},
 }

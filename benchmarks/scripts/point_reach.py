@@ -28,13 +28,6 @@ class PointReach(VectorEnv):
         self.velocity = torch.zeros(num_envs, 4, device=self.device)
         self.goal = torch.zeros(num_envs, 4, device=self.device)
         self.successes = torch.zeros(num_envs, device=self.device)
-        golden = torch.arange(num_envs, dtype=torch.float64, device=self.device) * 0.6180339887498949 % 1.0
-        self.phase = (golden * self.max_episode_steps).long()  # even over all environments and over any block of them
-
-    def reset(self):
-        super().reset()
-        self.episode_step.copy_(self.phase)  # spread over the episode, so that resets are not in phase
-        return self.observe()
 
     def reset_where(self, mask):
         position, goal = self.uniform(-1.0, 1.0, 4), self.uniform(-1.0, 1.0, 4)

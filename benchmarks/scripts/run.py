@@ -60,7 +60,8 @@ class Run:
         slug = re.sub(r"[^\w.-]+", "_", self.variant).strip("_")
         self.folder = args.folder.resolve() / name / slug / str(seed)
         self.repository = args.repository.resolve()
-        flags = f"--env-id {variant.env_id or experiment.env_id} --total-timesteps {experiment.total_timesteps}"
+        total_timesteps = variant.total_timesteps or experiment.total_timesteps
+        flags = f"--env-id {variant.env_id or experiment.env_id} --total-timesteps {total_timesteps}"
         flags += f" --seed {seed} --no-cuda {experiment.flags} {variant.flags}"
         self.command = [variant.script, *flags.split()]
         self.record = {"experiment": name, "variant": self.variant, "seed": seed, "command": self.command}

@@ -264,8 +264,9 @@ class AllegroKukaBase(VectorEnv):
         terminated = broken | self.lost(near, fingertip_distance)
         truncated = self.successes >= MAX_SUCCESSES
         done = terminated | truncated | (self.episode_step >= self.max_episode_steps)
-        self.finished_successes = torch.where(done, self.successes, self.finished_successes)
-        self.finished_term_sums = torch.where(done[:, None], self.term_sums, self.finished_term_sums)
+        finished = done & ~self.shortened
+        self.finished_successes = torch.where(finished, self.successes, self.finished_successes)
+        self.finished_term_sums = torch.where(finished[:, None], self.term_sums, self.finished_term_sums)
         self.record_metrics(fingertip_distance)
         # a finished environment keeps its last state, which `step` observes before the reset
         self.begin_next_goal(success & ~done)

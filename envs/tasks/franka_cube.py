@@ -157,8 +157,9 @@ class FrankaCubeBase(VectorEnv):
         self.success = (success & ~broken).float()
         terminated = success | lost | broken
         done = terminated | (self.episode_step >= self.max_episode_steps)
-        self.finished_success = torch.where(done, self.success, self.finished_success)
-        self.finished_term_sums = torch.where(done[:, None], self.term_sums, self.finished_term_sums)
+        finished = done & ~self.shortened
+        self.finished_success = torch.where(finished, self.success, self.finished_success)
+        self.finished_term_sums = torch.where(finished[:, None], self.term_sums, self.finished_term_sums)
         return terms.sum(1), terminated, torch.zeros_like(terminated)
 
     def cube(self):

@@ -125,9 +125,10 @@ class InHandBase(VectorEnv):
         self.successes = self.successes + success
         terminated = broken | (distance >= MAX_DISTANCE)
         done = terminated | (self.episode_step >= self.max_episode_steps)
-        self.finished_successes = torch.where(done, self.successes, self.finished_successes)
-        self.finished_term_sums = torch.where(done[:, None], self.term_sums, self.finished_term_sums)
-        self.record_metrics(done)
+        finished = done & ~self.shortened
+        self.finished_successes = torch.where(finished, self.successes, self.finished_successes)
+        self.finished_term_sums = torch.where(finished[:, None], self.term_sums, self.finished_term_sums)
+        self.record_metrics(finished)
         # a finished environment keeps its last state, which `step` observes before the reset
         self.set_goal(success & ~done)
         return terms.sum(1), terminated, torch.zeros_like(terminated)
@@ -195,10 +196,10 @@ class InHandBase(VectorEnv):
     def objective(self):
         return self.successes.clone()
 
-    def record_metrics(self, done):
-        newest = (self.finished_successes * done).sum() / done.sum().clamp(min=1)
+    def record_metrics(self, finished):
+        newest = (self.finished_successes * finished).sum() / finished.sum().clamp(min=1)
         smoothed = SMOOTHING * newest + (1.0 - SMOOTHING) * self.consecutive_successes
-        self.consecutive_successes = torch.where(done.any(), smoothed, self.consecutive_successes)
+        self.consecutive_successes = torch.where(finished.any(), smoothed, self.consecutive_successes)
         self.step_metrics = {
             "successes": self.finished_successes.mean(),
             "consecutive_successes": self.consecutive_successes,

@@ -32,13 +32,6 @@ class Moat(VectorEnv):
         super().__init__(num_envs, device, seed)
         self.position = self.zeros(4)
         self.velocity = self.zeros(4)
-        golden = torch.arange(num_envs, dtype=torch.float64, device=self.device) * 0.6180339887498949 % 1.0
-        self.phase = (golden * self.max_episode_steps).long()  # evenly spread, also within any block
-
-    def reset(self):
-        super().reset()
-        self.episode_step.copy_(self.phase)  # so that environments do not reset at the same time
-        return self.observe()
 
     def reset_where(self, mask):
         noise = self.normal(4)

@@ -597,7 +597,7 @@ def test_epo_algorithm_1_lines_8_to_11_when_a_generation_comes(train, flags):
                 for e in range(child * n, (child + 1) * n):
                     score[e], judged[e] = None, False
         for step in run.steps[iteration * args.num_steps :][: args.num_steps]:
-            for e in (step.terminated | step.truncated).nonzero().flatten().tolist():
+            for e in step.counts.nonzero().flatten().tolist():  # shortened episodes do not
                 score[e], judged[e] = step.objective[e].item() if judged[e] else score[e], True
                 episodes += 1 / N
 

@@ -134,7 +134,7 @@ def test_leader_return_is_of_the_leaders_episodes_that_finished_in_the_iteration
         for step in run.steps[iteration * T : iteration * T + T]:
             returns = returns + step.reward
             done = step.terminated | step.truncated
-            for e in done[:n].nonzero().flatten().tolist():
+            for e in step.counts[:n].nonzero().flatten().tolist():  # shortened episodes do not
                 ended.append(returns[e].item())
                 objectives.append(step.objective[e].item())
             returns[done] = 0.0

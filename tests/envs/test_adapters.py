@@ -204,7 +204,7 @@ gymnasium.register("Mine-v0", Mine, max_episode_steps=4)
 def test_an_environment_that_a_users_package_registers(tmp_path, monkeypatch):
     (tmp_path / "my_package.py").write_text(MINE)
     monkeypatch.chdir(tmp_path)
-    env = envs.make("gymnasium:my_package:Mine-v0", 2)
+    env = envs.make("gymnasium:my_package:Mine-v0", 2, staggered=True)  # which an adapter ignores
     assert (env.num_obs, env.num_actions, env.max_episode_steps) == (2, 1, 4)
     assert env.reset().tolist() == [[0.0, 0.0]] * 2
     env.step(torch.tensor([[-1.0], [0.0]]))

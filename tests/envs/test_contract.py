@@ -288,8 +288,7 @@ def test_reset_begins_all_episodes_anew(env_id):
     again = env.reset()
     assert env.episode_length.tolist() == [0] * 4 and env.episode_return.tolist() == [0.0] * 4
     assert torch.equal(again, env.observe()) and not torch.equal(again, first)
-    if env_id != "Moat":  # it begins with clocks out of phase
-        assert BEGINNINGS[env_id](again).all()
+    assert BEGINNINGS[env_id](again).all()
 
 
 @every_env
@@ -467,24 +466,75 @@ def test_moat_starts():
     position = obs[:, :4]
     assert position.mean(0).abs().max() < 0.01 and (position.std(0) - 0.1).abs().max() < 0.005
     assert (obs[:, 4:8] == 0.0).all()
-    assert torch.equal(obs[:, 8], 2.0 * env.phase / 128 - 1.0)
+    assert (obs[:, 8] == -1.0).all()
 
 
-def test_moat_episodes_have_exactly_128_steps():
-    env, _ = started("Moat", num_envs=96)
-    lengths = [[] for _ in range(96)]
+# ---------------------------------------------------------------- staggered first episodes
+
+
+def staggered(env_id, num_envs):
+    env = envs.make(env_id, num_envs, staggered=True)
+    return env, env.reset()
+
+
+@every_env
+def test_staggering_changes_nothing_but_the_clock(env_id):
+    env, _ = staggered(env_id, 4)
+    state, in_phase = env.state_dict(), started(env_id)[0].state_dict()
+    clock, shortened = state.pop("episode_step"), state.pop("shortened")
+    assert clock.tolist() == [int(share * env.max_episode_steps) for share in (0.0, 0.618034, 0.236068, 0.854102)]
+    assert shortened.tolist() == [False, True, True, True]
+    assert not in_phase.pop("episode_step").any() and not in_phase.pop("shortened").any()
+    torch.testing.assert_close(state, in_phase, rtol=0.0, atol=0.0)
+
+
+def test_shortened_episodes_end_and_do_not_count():
+    env, obs = staggered("Moat", 96)
+    clock, lengths, counted = env.episode_step.clone(), [[] for _ in range(96)], [[] for _ in range(96)]
+    assert torch.equal(obs[:, 8], 2.0 * clock / 128 - 1.0)
     for _ in range(3 * 128):
         _, _, terminated, truncated, info = env.step(torch.zeros(96, 4))
         assert not terminated.any()
-        for i in truncated.nonzero().flatten().tolist():
-            lengths[i].append(int(info["episode"]["length"][i]))
+        for found, mask in ((lengths, truncated), (counted, info["episode"]["done"])):
+            for i in mask.nonzero().flatten().tolist():
+                found[i].append(int(info["episode"]["length"][i]))
     for i in range(96):
-        assert lengths[i] == [128 - env.phase[i]] + [128] * (len(lengths[i]) - 1) and len(lengths[i]) == 3
+        assert lengths[i] == [128 - clock[i], 128, 128] and counted[i] == lengths[i][clock[i] > 0 :]
+    env.reset()
+    assert torch.equal(env.episode_step, clock) and torch.equal(env.shortened, clock > 0)
+
+
+def test_shortened_episodes_do_not_count_when_they_fail():
+    env, _ = staggered(DRIFT, 4)
+    env.position[:] = 2.0
+    _, _, terminated, _, info = env.step(torch.zeros(4, 2))
+    assert terminated.all() and info["episode"]["done"].tolist() == [True, False, False, False]
+    env.position[:] = 2.0
+    assert env.step(torch.zeros(4, 2))[4]["episode"]["done"].all()
+
+
+def test_a_state_within_shortened_episodes_continues_exactly():
+    env, other = staggered("Moat", 96)[0], started("Moat", 96)[0]
+    moves = actions(env, 200)
+    for action in moves[:50]:
+        env.step(action)
+    other.load_state_dict(env.state_dict())
+    for action in moves[50:]:
+        assert_same(env.step(action), other.step(action))
+
+
+@pytest.mark.parametrize("env_id", ["AllegroHand", "AllegroKukaRegrasping", "FrankaCubePush"])
+def test_the_task_s_own_statistics_leave_shortened_episodes_out(env_id):
+    env, _ = staggered(env_id, 4)
+    env.episode_step[:] = env.max_episode_steps - 1
+    _, _, terminated, truncated, info = env.step(actions(env, 1)[0])
+    assert (terminated | truncated).all()
+    assert env.finished_term_sums.any(1).tolist() == [True, False, False, False] == info["episode"]["done"].tolist()
 
 
 @pytest.mark.parametrize("num_envs, num_agents", [(3_072, 1), (3_072, 6), (3_072, 48), (1_024, 64), (64, 1)])
-def test_moat_phases_are_spread_evenly_over_every_block(num_envs, num_agents):
-    phase = envs.make("Moat", num_envs).phase
+def test_clocks_are_spread_evenly_over_every_block(num_envs, num_agents):
+    phase = staggered("Moat", num_envs)[0].episode_step
     assert phase.min() >= 0 and phase.max() < 128
     n = num_envs // num_agents
     for first in {0, 1, n // 2, num_envs - n} | {k * n for k in range(num_agents)}:  # the agents' blocks and others

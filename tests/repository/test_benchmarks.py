@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 
+import envs
 from benchmarks.scripts import compare_released, plot, run, summarize
 from benchmarks.scripts.experiments import EXPERIMENTS, RUNNING_RETURN, Experiment, Variant
 from benchmarks.scripts.point_reach import PointReach
@@ -87,7 +88,7 @@ def test_the_table_of_experiments():
 def test_point_reach_counts_successes_and_goes_on():
     env = PointReach(4, "cpu", seed=0)
     env.reset()
-    env.position.zero_(), env.velocity.zero_(), env.episode_step.zero_()
+    env.position.zero_(), env.velocity.zero_()
     env.goal.copy_(torch.tensor([0.3, 0.0, 0.0, 0.0]))
     env.goal[1] = 0.0
     env.position[2, 0] = 2.01
@@ -107,17 +108,9 @@ def test_point_reach_counts_successes_and_goes_on():
     assert env.step(action)[3].all()
 
 
-def test_point_reach_spreads_the_first_episodes():
-    env = PointReach(400, "cpu", seed=0)
-    env.reset()
-    for block in env.episode_step.view(4, 100):
-        assert torch.histc(block.float(), 4, 0, 100).tolist() == pytest.approx([25] * 4, abs=2)
-
-
 def test_random_fitness_moat_reports_a_permutation_of_the_followers():
     env = RandomFitnessMoat(96, "cpu", seed=0)
     env.reset()
-    env.episode_step.zero_()
     for cycle in range(3):
         env.position[:, 1:] = 0.0
         for _ in range(128):
@@ -258,6 +251,13 @@ def test_the_running_return_and_the_evaluation_are_collected(fake, tmp_path, mon
     assert found[RUNNING_RETURN, "final"] == found[RUNNING_RETURN, "best"] == 100  # twice the mean of 1, 3, ..., 99
 
 
+def test_a_variant_may_have_its_own_number_of_steps(tmp_path):
+    args = run.parse_args(["point_reach", "--folder", str(tmp_path)])
+    for variant, steps in ((Variant("all", "fake.py"), "100"), (Variant("fewer", "fake.py", total_timesteps=7), "7")):
+        command = run.Run("fake", FAKE, variant, 1, args).command
+        assert command[command.index("--total-timesteps") + 1] == steps
+
+
 def test_an_interrupted_run_writes_a_checkpoint_and_is_resumed(fake, tmp_path, capsys):
     child = textwrap.dedent(f"""
         from benchmarks.scripts import run
@@ -355,3 +355,9 @@ def test_comparison_with_the_released_code(tmp_path, capsys):
     assert [cell.strip() for cell in table["released SAPG-4"][:2]] == ["6", "45.5"]
     assert table["PPO"] == table["released PPO"]
     assert (tmp_path / "point_reach_released.png").exists()
+
+
+def test_in_phase_tasks_ignore_staggering():
+    env = envs.make("benchmarks.scripts.in_phase:AllegroHand", 2, staggered=True)
+    env.reset()
+    assert not env.episode_step.any()

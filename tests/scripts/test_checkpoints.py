@@ -31,8 +31,8 @@ FLAGS = {
     cpo: f"{POPULATION} --adversarial-coef 0.1 --discriminator-sizes 8 --reverse-kl-coef 0.1 --awac-coef 0.1",
     epo: f"{POPULATION} --ga-interval 0.1 --ga-warmup 0.1",
 }
-TASKS = {  # environments, steps per iteration: in 8 iterations episodes end, of Moat 4 each
-    "Moat": (64, 64),
+TASKS = {  # environments, steps per iteration: in 8 iterations episodes end, of Moat 8 each
+    "Moat": (32, 128),
     "Cartpole": (64, 32),
     "AllegroKukaRegrasping": (8, 32),
 }

@@ -89,7 +89,7 @@ def test_the_best_agent_is_the_one_with_the_highest_objective():
 
 
 class Counting(VectorEnv):
-    """Begins in the middle of an episode; the return says how many steps it had."""
+    """The return says how many steps an episode had."""
 
     num_obs, num_actions, max_episode_steps = 1, 1, 5
     curriculum = ("level",)
@@ -97,11 +97,6 @@ class Counting(VectorEnv):
     def __init__(self, num_envs, device, seed):
         super().__init__(num_envs, device, seed)
         self.level = torch.tensor(1.0)
-
-    def reset(self):
-        obs = super().reset()
-        self.episode_step += torch.arange(self.num_envs)
-        return obs
 
     def reset_where(self, mask):
         pass
@@ -116,14 +111,18 @@ class Counting(VectorEnv):
 
 def test_only_whole_episodes_count():
     agent = ppo.Agent(1, 1, ppo.Args(hidden_sizes=(4,)))
-    results = evaluate.play(Counting(3, "cpu", 1), evaluate.Player(agent, torch.zeros(3, dtype=torch.long), False))
+    env = Counting(3, "cpu", 1)
+    env.staggered = True
+    results = evaluate.play(env, evaluate.Player(agent, torch.zeros(3, dtype=torch.long), False))
     assert results.tolist() == [[5.0] * 3] * 3
 
 
-def test_the_curriculum_is_where_training_left_it():
+def test_an_evaluation_begins_whole_episodes_with_the_curriculum_of_training():
     saved = {"args": {"env_id": f"{__name__}:Counting"}, "state": {"env": {"level": torch.tensor(3.5)}}}
     args = evaluate.Args(run="", engine="auto")
-    assert evaluate.make_env(saved, 2, args, "cpu").level == 3.5
+    env = evaluate.make_env(saved, 2, args, "cpu")
+    env.reset()
+    assert env.level == 3.5 and env.episode_step.tolist() == [0, 0] and not env.shortened.any()
 
 
 @pytest.mark.parametrize("env_id, agents, shape", [("Cartpole", (), (1, 1)), ("Moat", (0, 1, 3), (2, 2))])
