@@ -39,13 +39,6 @@ class Grasp(VectorEnv):
         self.successes = self.zeros()
         self.posture = self.tensor(POSTURE)
         self.lowest = self.tensor([-ARENA, -ARENA, 0.0])
-        golden = torch.arange(num_envs, dtype=torch.float64, device=self.device) * 0.6180339887498949 % 1.0
-        self.phase = (golden * self.max_episode_steps).long()  # evenly spread, also within any block
-
-    def reset(self):
-        super().reset()
-        self.episode_step.copy_(self.phase)  # so that environments do not reset at the same time
-        return self.observe()
 
     def reset_where(self, mask):
         row, height = mask[:, None], torch.full_like(self.hand[:, :1], START_HEIGHT)
