@@ -194,6 +194,20 @@ def test_a_success_moves_the_object_in_regrasping_alone(env_id, stays):
     assert (env.engine.qvel[0, 46:48].abs().max() < 1e-3) or stays
 
 
+@pytest.mark.slow
+@pytest.mark.mujoco_cpu
+@pytest.mark.parametrize("env_id", [REGRASPING, REORIENTATION, PARTITION, HOLE, BARRIER])
+def test_random_actions_make_no_warning(env_id, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # MuJoCo writes MUJOCO_LOG.TXT where it runs
+    env = started(env_id, 64)
+    generator, episodes = torch.Generator().manual_seed(0), 0
+    for _ in range(2000):
+        obs, reward, _, _, info = env.step(2.0 * torch.rand(64, 46, generator=generator) - 1.0)
+        episodes += info["episode"]["done"].sum().item()
+        assert obs.isfinite().all() and reward.isfinite().all()
+    assert episodes >= 64 and env.nan_worlds == 0 and not list(tmp_path.iterdir())
+
+
 # -------------------------------------------------------------------- obstacles
 
 
