@@ -221,7 +221,7 @@ def two_arms_regrasping(env_id):
     qpos[:23] = torch.tensor(HELD[:23])
     qpos[46:53] = torch.tensor([-0.319, -0.002, 0.794, 0.71, 0.003, 0.003, 0.71])
     set_state(env, qpos)
-    set_goal(env, -0.62, -0.42, 0.86, 1.0, 0.0, 0.0, 0.0)
+    set_goal(env, 0.57, -0.3, 1.03, 1.0, 0.0, 0.0, 0.0)
     return env
 
 

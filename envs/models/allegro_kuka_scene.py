@@ -197,7 +197,7 @@ def _add_goal(body, goal, half_edges):
     if goal == "bucket":
         _add_bucket(body)
     elif goal == "ball":
-        draw(body, "sphere", (0, 0, 0), GOAL_RADIUS, colour=GOAL)
+        draw(body, "sphere", (0, 0, 0), GOAL_RADIUS, colour=GOAL).castshadow = False
     else:
         draw_goal_box(body, half_edges)
 
