@@ -207,22 +207,89 @@ def moat(env_id):
     return env
 
 
-def start(env_id):
-    """A start state, in which object and goal are on different sides."""
-    env = envs.make(env_id, 1, "cpu", 3, "mujoco")
+# Two arms, left and right: palms up under the ends of a stick of 0.3 m, as in the hand-over of
+# tests/envs/test_allegro_kuka_two_arms.py; and the left hand pushing.
+PALM_UP = [-1.453, 0.824, -0.315, -0.405, 0.287, 0.297, -0.825] + [0.0] * 12
+OVER_STICK, ASIDE = [1.3, 0.19, 1.36, 0.0], [0.28, 0.6, 0.0, 0.0]
+REACH = [-1.618, 1.189, -0.462, 0.245, -0.021, 0.244, 2.558] + HELD[7:23]
+
+
+def make_two_arms(env_id, scale):
+    """A task with two arms whose last environment has the object of this scale; both arms as they begin."""
+    same = np.abs(kuka.object_scales() - scale).sum(1).argmin()
+    env = envs.make(env_id, int(same) + 1, "cpu", 1, "mujoco")
     env.reset()
+    qpos = env.engine.qpos[-1].clone()
+    qpos[:46] = torch.tensor(np.tile(np.clip(kuka.TWO_ARMS.pose, kuka.JOINT_LOWER, kuka.JOINT_UPPER), 2))
+    return env, qpos
+
+
+def two_arms_regrasping(env_id):
+    """The left hand has lifted the cube."""
+    env, qpos = make_two_arms(env_id, (1.0, 1.0, 1.0))
+    qpos[:23] = torch.tensor(HELD[:23])
+    qpos[46:53] = torch.tensor([-0.319, -0.002, 0.794, 0.71, 0.003, 0.003, 0.71])
+    set_state(env, qpos)
+    set_goal(env, 0.57, -0.3, 1.03, 1.0, 0.0, 0.0, 0.0)
     return env
+
+
+def two_arms_reorientation(env_id):
+    """One hand hands a stick to the other."""
+    env, qpos = make_two_arms(env_id, (6.0, 1.0, 0.5))
+    qpos[:46] = torch.tensor(PALM_UP + OVER_STICK + PALM_UP + ASIDE)
+    qpos[46:53] = torch.tensor([-0.002, -0.004, 0.785, 1.0, 0.0, 0.0, 0.0])
+    set_state(env, qpos)
+    set_goal(env, 0.62, -0.2, 0.98, 0.80, 0.40, -0.35, 0.27)
+    return env
+
+
+def partition(env_id):
+    """The left hand pushes the board over."""
+    env, qpos = make_two_arms(env_id, (1.0, 1.0, 1.0))
+    qpos[46:53] = torch.tensor([-0.33, -0.12, 0.56, 0.92, 0.0, 0.0, 0.38])
+    set_state(env, qpos)
+    set_goal(env, 0.6, -0.45, 0.86, 0.80, 0.40, -0.35, 0.27)
+    ctrl = env.engine.qpos[:, :46].clone()
+    for step in range(100):
+        ctrl[-1, :23] = qpos[:23] + min(1.0, step / 60) * (torch.tensor(REACH) - qpos[:23])
+        env.engine.step(ctrl)
+        if env.engine.qpos[-1, 57:59].norm() > 0.17:  # half of the tilt's sine: 20 degrees
+            break
+    return env
+
+
+def across(env_id, y):
+    """The cube flies over the middle of the table at this y; the pictures on the way make its trail."""
+    env, qpos = make_two_arms(env_id, (1.0, 1.0, 1.0))
+    qpos[46:53] = torch.tensor([-0.34, y, 0.72, 0.9, 0.2, 0.3, 0.25])
+    set_goal(env, 0.58, y, 0.69, 0.80, 0.40, -0.35, 0.27)
+    qvel = torch.zeros_like(env.engine.qvel[-1])
+    qvel[46], qvel[48] = 3.2, 1.3
+    set_state(env, qpos, qvel)
+    for _ in range(13):
+        env.render(env.num_envs - 1)
+        env.engine.step(env.engine.qpos[:, :46])
+    return env
+
+
+def hole(env_id):
+    return across(env_id, 0.0)
+
+
+def barrier(env_id):
+    return across(env_id, -0.24)
 
 
 POSES = {
     "AllegroKukaRegrasping": regrasping,
     "AllegroKukaThrow": throw,
     "AllegroKukaReorientation": reorientation,
-    "AllegroKukaTwoArmsRegrasping": start,
-    "AllegroKukaTwoArmsReorientation": start,
-    "AllegroKukaTwoArmsReorientationPartition": start,
-    "AllegroKukaTwoArmsReorientationHole": start,
-    "AllegroKukaTwoArmsReorientationBarrier": start,
+    "AllegroKukaTwoArmsRegrasping": two_arms_regrasping,
+    "AllegroKukaTwoArmsReorientation": two_arms_reorientation,
+    "AllegroKukaTwoArmsReorientationPartition": partition,
+    "AllegroKukaTwoArmsReorientationHole": hole,
+    "AllegroKukaTwoArmsReorientationBarrier": barrier,
     "AllegroHand": allegro_hand,
     "ShadowHand": shadow_hand,
     "Anymal": anymal,

@@ -68,13 +68,14 @@ class Renderer:
 
 
 def _draw_line(scene, points, width, colours):
-    """Add a line through points [(3,) m] to a mujoco.MjvScene; colours: rgba (4,) of each segment, width in m."""
+    """Add a line without shadow through points [(3,) m] to a mujoco.MjvScene; colours: rgba (4,) of each segment."""
     capsule = mujoco.mjtGeom.mjGEOM_CAPSULE
     for first, second, colour in zip(points, points[1:], colours):
         if 0.0 < np.linalg.norm(second - first) < JUMP and scene.ngeom < scene.maxgeom:
             geom, colour = scene.geoms[scene.ngeom], np.array(colour, np.float32)
             mujoco.mjv_initGeom(geom, capsule, np.zeros(3), np.zeros(3), np.eye(3).ravel(), colour)
             mujoco.mjv_connector(geom, capsule, width, first, second)
+            geom.castshadow = False
             scene.ngeom += 1
 
 

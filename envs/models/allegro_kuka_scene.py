@@ -62,7 +62,7 @@ ONE_ARM = Layout(
 TWO_ARMS = Layout(
     ("arm0_", "arm1_"), ((-1.1, 0.0, 0.0), (1.1, 0.0, 0.0)), (np.pi / 2, -np.pi / 2),
     np.concatenate([DEFAULT_POSE[:3], [1.6], DEFAULT_POSE[4:]]), (1.1, 0.4, 0.3),
-    ((0.6, -2.5, 1.5), (0.0, 0.0, 0.6), 47.0),
+    ((0.6, -2.5, 1.5), (0.0, 0.0, 0.6), 41.0),
 )  # fmt: skip
 
 
@@ -197,7 +197,7 @@ def _add_goal(body, goal, half_edges):
     if goal == "bucket":
         _add_bucket(body)
     elif goal == "ball":
-        draw(body, "sphere", (0, 0, 0), GOAL_RADIUS, colour=GOAL)
+        draw(body, "sphere", (0, 0, 0), GOAL_RADIUS, colour=GOAL).castshadow = False
     else:
         draw_goal_box(body, half_edges)
 

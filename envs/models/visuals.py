@@ -62,7 +62,8 @@ def draw_goal_box(body, half_edges):
     corners = np.array(list(itertools.product((-1.0, 1.0), repeat=3)))
     for first, second in itertools.combinations(corners, 2):
         if np.abs(second - first).sum() == 2.0:  # neighbours
-            draw(body, "capsule", first * half_edges, second * half_edges, 0.05 * min(half_edges), colour=WHITE)
+            edge = draw(body, "capsule", first * half_edges, second * half_edges, 0.05 * min(half_edges), colour=WHITE)
+            edge.castshadow = False
 
 
 def add_surroundings(spec, light=(0.4, 0.5, -1.0), aim=(0, 0, 0), follow=None, span=5.0):

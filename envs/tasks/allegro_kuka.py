@@ -134,6 +134,7 @@ class AllegroKukaBase(VectorEnv):
     keypoint_pattern: tuple  # K corners (+-1, +-1, +-1) of the object's keypoint box; (0, 0, 0) is its centre
     object_families = ("small", "big", "sticks")  # see scene.object_scales
     goal_shape = "ball"  # see scene.build_scene
+    thrown = False  # whether pictures show the path of the object
     goal_box = (GOAL_LOW, GOAL_HIGH)  # corners of where goals lie, m
     start_side = goal_side = 0.0  # m: starts and goals are shifted so far along x, to one side or the other
     observes_records = True  # whether the fingertips' smallest distances are observed
@@ -454,12 +455,10 @@ class AllegroKukaBase(VectorEnv):
     def metrics(self):
         return self.step_metrics
 
-    def render(self, index):
-        return self.engine.render(index, camera="overview", zone=self.goal_zone(index))
-
-    def goal_zone(self, index):
-        """Where the object's centre counts as near the goal: centre (3,) m, radius m."""
-        return self.goal[index, :3], NEAR_FACTOR * self.tolerance
+    def render(self, index, camera="overview"):
+        near_goal = (self.goal[index, :3], NEAR_FACTOR * self.tolerance)
+        trail = scene.OBJECT_BODY if self.thrown else None
+        return self.engine.render(index, camera=camera, zone=near_goal, trail=trail)
 
 
 class AllegroKukaRegrasping(AllegroKukaBase):
@@ -478,6 +477,7 @@ class AllegroKukaThrow(AllegroKukaBase):
     keypoint_pattern = ((0.0, 0.0, 0.0),)
     object_families = ("small",)
     goal_shape = "bucket"
+    thrown = True
     goal_box = (BUCKET_LOW, BUCKET_HIGH)
     tolerance_target = TOLERANCE_START  # no curriculum
 
@@ -494,9 +494,7 @@ class AllegroKukaThrow(AllegroKukaBase):
         return None
 
     def render(self, index):
-        side = "right" if self.goal[index, 0] > 0.0 else "left"
-        zone = self.goal_zone(index)
-        return self.engine.render(index, camera="overview_" + side, zone=zone, trail=scene.OBJECT_BODY)
+        return super().render(index, camera="overview_right" if self.goal[index, 0] > 0.0 else "overview_left")
 
 
 class AllegroKukaReorientation(AllegroKukaBase):

@@ -46,9 +46,11 @@ class AllegroKukaTwoArmsReorientationHole(AllegroKukaTwoArmsReorientation):
     """A fixed board between the arms has an opening, through which every object fits, to throw or hand it through."""
 
     obstacle = scene.Obstacle(width=0.8, height=0.5, opening=(0.3, 0.05, 0.35))
+    thrown = True
 
 
 class AllegroKukaTwoArmsReorientationBarrier(AllegroKukaTwoArmsReorientation):
     """A fixed board between the arms has no opening: one hand passes the object round its side to the other."""
 
     obstacle = scene.Obstacle(width=0.24, height=0.5)
+    thrown = True

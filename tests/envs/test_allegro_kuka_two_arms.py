@@ -194,6 +194,20 @@ def test_a_success_moves_the_object_in_regrasping_alone(env_id, stays):
     assert (env.engine.qvel[0, 46:48].abs().max() < 1e-3) or stays
 
 
+@pytest.mark.slow
+@pytest.mark.mujoco_cpu
+@pytest.mark.parametrize("env_id", [REGRASPING, REORIENTATION, PARTITION, HOLE, BARRIER])
+def test_random_actions_make_no_warning(env_id, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # MuJoCo writes MUJOCO_LOG.TXT where it runs
+    env = started(env_id, 64)
+    generator, episodes = torch.Generator().manual_seed(0), 0
+    for _ in range(2000):
+        obs, reward, _, _, info = env.step(2.0 * torch.rand(64, 46, generator=generator) - 1.0)
+        episodes += info["episode"]["done"].sum().item()
+        assert obs.isfinite().all() and reward.isfinite().all()
+    assert episodes >= 64 and env.nan_worlds == 0 and not list(tmp_path.iterdir())
+
+
 # -------------------------------------------------------------------- obstacles
 
 
@@ -313,3 +327,40 @@ def test_each_hand_lifts_a_cube(arm):
     assert names == {"object", *(f"arm{arm}_{f}_link_3" for f in ("index", "middle", "thumb"))}
     assert max(-c.dist for c in data.contact) < 1e-3
     assert np.abs(data.qpos[:46] - data.ctrl)[23 * (1 - arm) :][:23].max() < 1e-3  # the other one
+
+
+# Palm up. Arms (rad) with the hand's fingers under the middle of the table, 0.24 m over it, and 0.11 m lower; thumbs
+# straight and aside, above the palm, and pressing on what lies on the fingers. Found by inverse kinematics.
+HIGH = [-1.453, 0.824, -0.315, -0.405, 0.287, 0.297, -0.825]
+LOW = [-1.477, 0.696, -0.102, -0.889, 0.271, -0.073, -0.992]
+ASIDE, ABOVE, TOUCHING, PRESSING = [0.28, 0.6, 0, 0], [1.5, 0.19, 0.6, 0], [1.3, 0.19, 1.36, 0], [1.3, 0.19, 1.5, 0.1]
+
+
+def test_a_stick_is_handed_over_in_the_air():
+    """It lies on the left hand's outstretched fingers, under the thumb; the right hand comes from below its other end."""
+    stick = (6.0, 1.0, 0.5)  # 0.3 m long, the longest of the task
+    assert stick in set(map(tuple, scene.object_scales()))
+    model = scene.build_scene(stick, layout=scene.TWO_ARMS).compile()
+    data = mujoco.MjData(model)
+
+    def hands(left_arm, left_thumb, right_arm, right_thumb):
+        return [*left_arm, *[0] * 12, *left_thumb, *right_arm, *[0] * 12, *right_thumb]
+
+    def holders():
+        names = {model.body(model.geom_bodyid[g]).name for c in data.contact for g in (c.geom1, c.geom2)}
+        return {name[:4] for name in names - {"object"}}
+
+    data.qpos[:46] = data.ctrl[:] = hands(HIGH, TOUCHING, LOW, ASIDE)
+    data.qpos[46:] = [-0.013, 0.0, 0.805, 0.99955, 0.0, -0.03, 0.0]
+    for keyframes, expected in (
+        ([(0.2, hands(HIGH, PRESSING, LOW, ASIDE)), (3.0, hands(HIGH, PRESSING, LOW, ASIDE))], {"arm0"}),
+        ([(4.0, hands(HIGH, PRESSING, HIGH, ASIDE)), (1.5, hands(HIGH, PRESSING, HIGH, ABOVE)),
+          (1.0, hands(HIGH, PRESSING, HIGH, PRESSING))], {"arm0", "arm1"}),
+        ([(1.0, hands(HIGH, ABOVE, HIGH, PRESSING)), (1.0, hands(HIGH, ASIDE, HIGH, PRESSING)),
+          (3.0, hands(LOW, ASIDE, HIGH, PRESSING))], {"arm1"}),
+    ):  # fmt: skip
+        follow(model, data, keyframes)
+        assert holders() == expected
+    for _ in range(20):  # for 2 s
+        follow(model, data, [(0.1, data.ctrl.copy())])
+        assert holders() == {"arm1"} and data.body("object").xpos[2] > scene.TABLE_TOP + 0.15
