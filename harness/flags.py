@@ -139,12 +139,13 @@ def check_memory(args, num_obs=1, num_actions=1):
 
 
 def check_saved_flags(Args, saved):
-    """Raises ValueError (one line) where a checkpoint's flag has another type than the script's default."""
-    for f in fields(Args):
-        kinds = (int, str, type(None)) if f.default is None else (type(f.default), int)
-        value = saved.get(f.name, f.default)
-        if f.init and not isinstance(value, kinds):
-            raise ValueError(f"args.{f.name} is {value!r}, must be a {kinds[0].__name__}")
+    """Raises ValueError (one line) where an entry of a checkpoint is no value of a flag of the script."""
+    kinds = {f.name: getattr(f.type, "__args__", (f.type,)) for f in fields(Args)}  # of Optional, Tuple, Literal
+    for name, value in saved.items():
+        options = kinds.get(name, ())
+        values = value if isinstance(value, tuple) and ... in options else (value,)
+        if not all(type(x) in options or x in options or type(x) is int and float in options for x in values):
+            raise ValueError(f"args.{name} is {value!r}, which is not what a flag of this script can be")
 
 
 def check_resumable(args, saved):
