@@ -54,6 +54,16 @@ def report_in_thread(thread):
         threading.__excepthook__(thread)
 
 
+def say(line):
+    """Print a line to standard output; a full disk behind it is reported."""
+    try:
+        print(line, flush=True)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        warn(f"no output: {error}; training goes on")
+
+
 def warn(line):
     """Print a line to standard error, unless that is on a full disk too."""
     try:

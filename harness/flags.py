@@ -53,7 +53,7 @@ def parse_args(Args, tuned, check_args=None, argv=None):
         except OSError as error:
             refuse("--resume", args.resume, error)
     elif cpu_row:
-        print(describe_cpu_defaults(args, cpu_row, tuned[args.env_id]), flush=True)
+        uncaught.say(describe_cpu_defaults(args, cpu_row, tuned[args.env_id]))
     return args, saved
 
 
@@ -192,9 +192,6 @@ def make_env(args):
     checks.check_first_calls(env, args.num_envs, functools.partial(refuse, "--env-id", args.env_id))
     check_memory(args, env.num_obs, env.num_actions)
     engine = getattr(env, "engine_name", "its own")
-    print(
-        f"{args.env_id}: engine {engine}, {args.device}, {torch.get_num_threads()} threads, "
-        f"{args.num_envs:,} environments",
-        flush=True,
-    )
+    threads = torch.get_num_threads()
+    uncaught.say(f"{args.env_id}: engine {engine}, {args.device}, {threads} threads, {args.num_envs:,} environments")
     return env

@@ -44,7 +44,8 @@ class Run:
         except Exception as error:
             if uncaught.raised_in(error, args.env_id):
                 raise
-            refuse("--env-id", args.env_id, f"cannot be saved: {error if isinstance(error, ValueError) else repr(error)}")
+            message = error if isinstance(error, ValueError) else repr(error)
+            refuse("--env-id", args.env_id, f"cannot be saved and loaded: {message}")
         if saved:
             self.folder, self.lock = checkpoints.run_folder(args.resume), saved["lock"]
             load_checkpoint(args.resume, self.script, self.load)  # again: nobody else can write it any more
@@ -160,12 +161,9 @@ class Run:
 
     def note(self, what, error=None):
         """Say once that `what` cannot be written, and once that it can be again."""
-        if error and what not in self.failing:
-            uncaught.warn(f"no {what}: {error}; training goes on")
-            self.failing.add(what)
-        elif not error and what in self.failing:
-            uncaught.warn(f"the {what} is written again")
-            self.failing.remove(what)
+        if bool(error) != (what in self.failing):
+            uncaught.warn(f"no {what}: {error}; training goes on" if error else f"the {what} is written again")
+            self.failing ^= {what}
 
     def encode(self, iteration, global_step):
         """The bytes of a checkpoint. Raises ValueError where it could not be loaded again."""

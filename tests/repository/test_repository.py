@@ -179,9 +179,9 @@ def test_scripts_are_short(script, most):
 
 
 def test_the_harness_is_short():
-    """800 lines, and 110 for what keeps runs whole: checksums, locks, other people's checkpoints, memory estimates."""
+    """800 lines, and 120 for what keeps runs whole: checksums, locks, other people's checkpoints, memory estimates."""
     paths = [path for path in HARNESS if path.name != "distributed.py"]
-    assert sum(len(path.read_text().splitlines()) for path in paths) <= 910
+    assert sum(len(path.read_text().splitlines()) for path in paths) <= 920
 
 
 @pytest.mark.skipif(not shutil.which("diff"), reason="needs diff")
