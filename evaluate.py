@@ -16,6 +16,7 @@ from typing import Optional, Tuple
 import envs  # before torch: Isaac Gym must be imported first
 import harness
 from envs import uncaught
+from envs.base import check_tensors
 
 import torch
 import tyro
@@ -83,8 +84,9 @@ def make_env(saved, num_envs, args, device):
 def make_agent(saved, script, env, device):
     agent = script.Agent(env.num_obs, env.num_actions, SimpleNamespace(**saved["args"])).to(device)
     try:
+        check_tensors(saved["state"]["agent"], agent.state_dict())
         agent.load_state_dict(saved["state"]["agent"])
-    except (AttributeError, KeyError, TypeError, RuntimeError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
         harness.refuse("run", saved["script"], f"state.agent does not fit: {' '.join(str(error).split())}")
     return agent
 
