@@ -26,7 +26,8 @@ def check_first_calls(env, num_envs, refuse):
         except ContractError as error:
             refuse(error)
         except Exception as error:
-            if not isinstance(env, uncaught.custom_class(uncaught.env_id)) or uncaught.raised_in(error, uncaught.env_id):
+            custom = isinstance(env, uncaught.custom_class(uncaught.env_id))
+            if not custom or uncaught.raised_in(error, uncaught.env_id):
                 raise
             message = " ".join(str(error).split())[:300]
             refuse(f"{what} ends with {type(error).__name__}: {message}, must be as described in envs/base.py")
@@ -65,14 +66,15 @@ def check_attributes(env, num_envs):
             require(own, f"the method {name}", "missing", "there; see envs/base.py")
     for name in numbers:
         value = getattr(env, name, None)
-        require(isinstance(value, int) and not isinstance(value, bool) and value >= 1, name, repr(value), "an integer, at least 1")
+        number = isinstance(value, int) and not isinstance(value, bool)
+        require(number and value >= 1, name, repr(value), "an integer, at least 1")
     require(env.num_envs == num_envs, "num_envs", env.num_envs, num_envs)
     device = getattr(env, "device", None)
     require(isinstance(device, (str, torch.device)), "device", repr(device), "a torch.device or the name of one")
 
 
 def check_tensor(name, value, env, *shape, dtype=None, finite=True):
-    """Raises ContractError unless `value` is a tensor of this shape and dtype (None: float32) on the device of `env`."""
+    """Raises ContractError unless `value` is a tensor of this shape and dtype (None: float32) on the env's device."""
     device = torch.zeros(0, device=env.device).device  # cuda is cuda:0
     dtype = dtype or torch.get_default_dtype()
     wanted = f"a {dtype} tensor of shape {shape} on {device}"

@@ -1,9 +1,9 @@
 """Everything that is known to break a run, in number: `python benchmarks/scripts/torture.py`.
 
 Prints one table: fault, how often it was tried, how often the outcome was wrong. The exit status is 1 if anything was.
---parts runs some of the parts alone. Processes are forked from this one, in which torch is loaded, so that a start takes
-a fraction of a second; `full_disk` and `soak` start Python as a user does. Linux only. No part needs root: the full disk
-is a tmpfs in a user namespace (`unshare -Urm`), and is left out where the system has none.
+--parts runs some of the parts alone. Processes are forked from this one, in which torch is loaded, so that a start
+takes a fraction of a second; `full_disk` and `soak` start Python as a user does. Linux only. No part needs root: the
+full disk is a tmpfs in a user namespace (`unshare -Urm`), and is left out where the system has none.
 
 Folders are made below $TMPDIR. A checkpoint is flushed to the disk in every iteration: on a slow disk use /dev/shm.
 """
@@ -110,7 +110,10 @@ def start(script, flags, prefix="", **options):
 
 
 def fork(function, folder, output):
-    """Run function() in a process of its own, in `folder`, with standard output and error to `output`, a path or a descriptor; returns its id."""
+    """Run function() in a process of its own, in `folder`; returns its id.
+
+    output: the path or the descriptor that its standard output and error go to.
+    """
     file = output if isinstance(output, int) else os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     sys.stdout.flush(), sys.stderr.flush()
     pid = os.fork()
@@ -327,7 +330,8 @@ def full_disk(folder, args, figures, draw):
         about = f"status {process.returncode}, checkpoint {before}, {kept}, {at_end}: {err[-1000:]}"
         what = f"disk full {'to the end' if stays else 'for 4 s'}{', output on it too' if redirect else ''}"
         lost = kept < before or at_end < kept or not stays and at_end != 1500
-        figures.add(f"{what}: status, traceback or lost checkpoint", process.returncode or "Traceback" in err or lost, about)
+        wrong = process.returncode or "Traceback" in err or lost
+        figures.add(f"{what}: status, traceback or lost checkpoint", wrong, about)
         figures.add(f"{what}: more than four lines about it", len(err.splitlines()) > 4, about)
 
 
@@ -499,9 +503,9 @@ def damage_all(script, run, data, out):
 def tests(folder, args, figures, draw):
     """The rows of TESTS: one case of a test is one try."""
     names = [name for names in TESTS.values() for name in names.split()]
-    command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", f"--junitxml={folder}/all.xml"]
-    path = "tests/scripts/test_faults.py"
-    subprocess.run([*command, path, "-k", " or ".join(names)], cwd=ROOT, stdout=subprocess.DEVNULL, check=False)
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider"]
+    command += [f"--junitxml={folder}/all.xml", "tests/scripts/test_faults.py", "-k", " or ".join(names)]
+    subprocess.run(command, cwd=ROOT, stdout=subprocess.DEVNULL, check=False)
     cases = collections.defaultdict(list)
     for case in xml.etree.ElementTree.parse(f"{folder}/all.xml").iter("testcase"):
         cases[case.get("name").split("[")[0]].append(case)
@@ -519,8 +523,8 @@ def usage(pid, run):
     fields = pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
     log = sum(path.stat().st_size for path in run.glob("events*"))
     iteration, seconds = read_iteration(run.parents[1]), sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
-    memory = int(re.search(r"VmRSS:\s+(\d+)", status).group(1)) / 1024
-    return dict(memory=memory, files=len(os.listdir(f"/proc/{pid}/fd")), log=log / 1024, iteration=iteration, cpu=seconds)
+    memory, files = int(re.search(r"VmRSS:\s+(\d+)", status).group(1)) / 1024, len(os.listdir(f"/proc/{pid}/fd"))
+    return dict(memory=memory, files=files, log=log / 1024, iteration=iteration, cpu=seconds)
 
 
 def soak(folder, args, figures, draw):
@@ -547,13 +551,14 @@ def soak(folder, args, figures, draw):
     figures.add("soak: memory grows by 1 KB or more in an iteration", leak >= 1.0, looks)
     names = {name for name in sizes if not name.startswith("events")}
     figures.add("soak: files left over", names != {"lock", "checkpoint.pt", "checkpoint_previous.pt"}, names)
-    speed = [(b["iteration"] - a["iteration"]) / (b["cpu"] - a["cpu"]) for a, b in ((first, second), (last_but_one, last))]
+    pairs = ((first, second), (last_but_one, last))
+    speed = [(b["iteration"] - a["iteration"]) / (b["cpu"] - a["cpu"]) for a, b in pairs]
     figures.add("soak: slower by a tenth or more at the end", speed[1] < 0.9 * speed[0], speed)
     log = (last["log"] - first["log"]) / iterations
     print(
-        f"soak of {args.soak:g} minutes, {last['iteration']:,} iterations: memory {first['memory']:.1f} MB after a fifth, "
-        f"{last['memory']:.1f} MB at the end, {leak:.3f} KB per iteration; open files {first['files']} and {last['files']}; "
-        f"log {log:.2f} KB per iteration, checkpoint {sizes['checkpoint.pt'] / 1024:.0f} KB; {speed[0]:.1f} and "
+        f"soak of {args.soak:g} minutes, {last['iteration']:,} iterations: memory {first['memory']:.1f} MB after a fifth "
+        f"and {last['memory']:.1f} MB at the end, {leak:.3f} KB per iteration; open files {first['files']} and "
+        f"{last['files']}; log {log:.2f} KB per iteration, checkpoint {sizes['checkpoint.pt'] / 1024:.0f} KB; {speed[0]:.1f} and "
         f"{speed[1]:.1f} iterations per second of CPU time in the second and the last fifth"
     )
 
@@ -568,7 +573,7 @@ def cost(folder, args, figures, draw):
 
 
 def measure_cost(iterations=12):
-    """Prints shares. Iterations and checkpoints are timed apart: a checkpoint is written in each, 100 apart by default."""
+    """Prints shares. A checkpoint is written in every iteration, and counted once in 100, the default interval."""
     spent, run = collections.defaultdict(float), harness.run.Run
 
     def timed(owner, name):
@@ -586,7 +591,8 @@ def measure_cost(iterations=12):
     for name in ("checkpoint", "check_finite", "remember"):
         timed(run, name)
     begin = time.process_time()
-    epo.main(f"--no-cuda --env-id Moat --num-agents 48 --checkpoint-interval 1 --total-timesteps {3072 * 16 * iterations}".split())
+    flags = "--no-cuda --env-id Moat --num-agents 48 --checkpoint-interval 1 --total-timesteps"
+    epo.main([*flags.split(), str(3072 * 16 * iterations)])
     rest = time.process_time() - begin - spent["checkpoint"]
     shares = {name: seconds / rest / (100 if name == "checkpoint" else 1) for name, seconds in spent.items()}
     print(

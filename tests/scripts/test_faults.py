@@ -792,7 +792,7 @@ BROKEN = {
     "advance None, None": (advancing(lambda r, end, cut: (r, None, None)), "terminated is a NoneType"),
     "advance int": (advancing(lambda r, end, cut: (r, end.int(), cut.int())), "terminated is a torch.int32"),
     "advance float": (advancing(lambda r, end, cut: (r, end.float(), cut)), "terminated is a torch.float32"),
-    "advance shape": (advancing(lambda r, end, cut: (r, end, cut[:3])), "truncated is a torch.bool tensor of shape (3,)"),
+    "advance shape": (advancing(lambda r, end, cut: (r, end, cut[:3])), "truncated is a torch.bool tensor of shape (3"),
     "done differs": (step_with(done=lambda x: ~x), 'info["episode"]["done"] is another mask'),
     "objective None": (changed(objective=lambda self: None), '["objective"] is a NoneType'),
     "metrics None": (changed(metrics=lambda self: None), '["metrics"] is a NoneType'),
@@ -851,7 +851,7 @@ def test_a_constructor_that_cannot_be_called(task, expected, capsys):
     assert expected in line and not pathlib.Path("runs").exists()
 
 
-@pytest.mark.parametrize("state", [None, [1], {}, {"generator": torch.ones(1)}], ids=["None", "list", "{}", "generator"])
+@pytest.mark.parametrize("state", [None, [1], {}, {"generator": 1}], ids=["None", "list", "{}", "generator"])
 def test_a_state_that_the_environment_cannot_load_is_refused_at_the_start(state, monkeypatch, capsys):
     monkeypatch.setattr(sys.modules[__name__], "Broken", changed(state_dict=lambda self: state), raising=False)
     assert train(ppo, f"--env-id {__name__}:Broken") == 2
