@@ -298,11 +298,11 @@ def pipes(folder, args, figures, draw):
 
 
 def full_disk(folder, args, figures, draw):
-    """A disk that is full for 4 s, and one that stays full, with the output in a pipe or on the same disk."""
+    """A disk that is full for 2 s, and one that stays full, with the output in a pipe or on the same disk."""
     for stays, redirect in ((False, ""), (True, ""), (False, "> log 2>&1"), (True, "> log 2>&1")):
         disk = f"{folder}/disk"
         os.makedirs(disk, exist_ok=True)
-        flags = f"{FLAGS} {EXTRA[epo]} --env-id Moat {ENDLESS} --total-timesteps {STEPS * 1500}"
+        flags = f"{FLAGS} {EXTRA[epo]} --env-id Moat {ENDLESS} --total-timesteps {STEPS * 400}"
         command = f"mount -t tmpfs -o size=4m none {disk} && cd {disk} && exec {sys.executable} {ROOT}/epo.py {flags}"
         process = subprocess.Popen(
             ["unshare", "-Urm", "bash", "-c", f"{command} {redirect}"], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
@@ -319,17 +319,17 @@ def full_disk(folder, args, figures, draw):
         with contextlib.suppress(OSError), open(filler, "wb", buffering=0) as file:
             while True:
                 file.write(bytes(4096))
-        time.sleep(4.0)
+        time.sleep(2.0)
         kept = read_iteration(inside)
         if not stays:
             filler.unlink()
         folder_fd = os.open(inside, os.O_RDONLY)  # keeps the disk when the process has ended
-        out, err = process.communicate(timeout=300)
+        out, err = process.communicate(timeout=900)
         at_end = read_iteration(pathlib.Path(f"/proc/self/fd/{folder_fd}"))
         os.close(folder_fd)
         about = f"status {process.returncode}, checkpoint {before}, {kept}, {at_end}: {err[-1000:]}"
-        what = f"disk full {'to the end' if stays else 'for 4 s'}{', output on it too' if redirect else ''}"
-        lost = kept < before or at_end < kept or not stays and at_end != 1500
+        what = f"disk full {'to the end' if stays else 'for 2 s'}{', output on it too' if redirect else ''}"
+        lost = kept < before or at_end < kept or not stays and at_end != 400
         wrong = process.returncode or "Traceback" in err or lost
         figures.add(f"{what}: status, traceback or lost checkpoint", wrong, about)
         figures.add(f"{what}: more than four lines about it", len(err.splitlines()) > 4, about)
