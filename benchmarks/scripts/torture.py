@@ -558,8 +558,8 @@ def soak(folder, args, figures, draw):
     print(
         f"soak of {args.soak:g} minutes, {last['iteration']:,} iterations: memory {first['memory']:.1f} MB after a fifth "
         f"and {last['memory']:.1f} MB at the end, {leak:.3f} KB per iteration; open files {first['files']} and "
-        f"{last['files']}; log {log:.2f} KB per iteration, checkpoint {size:.0f} KB; {speed[0]:.1f} and {speed[1]:.1f} "
-        "iterations per second of CPU time in the second and the last fifth"
+        f"{last['files']}; log {log:.2f} KB per iteration, checkpoint {size:.0f} KB; {speed[0]:.1f} and "
+        f"{speed[1]:.1f} iterations per second of CPU time in the second and the last fifth"
     )
 
 
