@@ -17,6 +17,7 @@ from typing import Optional, Tuple
 import envs  # before torch: Isaac Gym must be imported first
 import harness
 from envs import uncaught
+from envs.base import check_tensors
 from harness import checkpoints
 
 import torch
@@ -59,6 +60,11 @@ def load(path):
     script = importlib.util.module_from_spec(spec)
     sys.modules[saved["script"]] = script
     spec.loader.exec_module(script)
+    try:
+        harness.check_saved_flags(script.Args, saved["args"])
+        agents_of(saved)
+    except Exception as error:  # damage shows as one of a dozen kinds
+        harness.refuse("run", path, f"cannot be read: {error!r}")
     return saved, script
 
 
@@ -72,16 +78,20 @@ def make_env(saved, num_envs, args, device):
         env = envs.make(saved["args"]["env_id"], num_envs, device, args.seed, args.engine)
     except ValueError as error:
         harness.refuse("--engine", args.engine, error)
-    for name in getattr(env, "curriculum", ()):
-        getattr(env, name).copy_(saved["state"]["env"][name])
+    try:
+        for name in getattr(env, "curriculum", ()):
+            getattr(env, name).copy_(saved["state"]["env"][name])
+    except (KeyError, TypeError, RuntimeError) as error:
+        harness.refuse("run", saved["args"]["env_id"], f"state.env does not fit: {error!r}")
     return env
 
 
 def make_agent(saved, script, env, device):
     agent = script.Agent(env.num_obs, env.num_actions, SimpleNamespace(**saved["args"])).to(device)
     try:
+        check_tensors(saved["state"]["agent"], agent.state_dict())
         agent.load_state_dict(saved["state"]["agent"])
-    except (KeyError, RuntimeError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
         harness.refuse("run", saved["script"], f"state.agent does not fit: {' '.join(str(error).split())}")
     return agent
 
@@ -223,8 +233,8 @@ def save_policy(folder, saved, env):
 
 def main(argv=None):
     args = tyro.cli(Args, args=argv)
-    if args.episodes < 1:
-        harness.refuse("--episodes", args.episodes, "must be at least 1")
+    if not 1 <= args.episodes <= 100_000:
+        harness.refuse("--episodes", args.episodes, "must be between 1 and 100,000; each has an environment of its own")
     if not 0 <= args.seed < 2**32:
         harness.refuse("--seed", args.seed, "must be at least 0 and below 2**32")
     if args.video and not (args.video.endswith(".mp4") and os.path.isdir(os.path.dirname(args.video) or ".")):

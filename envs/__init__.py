@@ -47,7 +47,7 @@ def check_env_id(env_id):
     if prefix in ADAPTERS:
         find_adapter(prefix).check(name)
     elif ":" in env_id:
-        find_class(env_id)
+        check_constructor(find_class(env_id))
     elif env_id not in TASKS:
         nearest = difflib.get_close_matches(env_id, TASKS, n=1, cutoff=0.0)[0]
         raise ValueError(f"did you mean {nearest}? Known: {', '.join(TASKS)}, or package.module:Class")
@@ -79,6 +79,17 @@ def find_class(env_id):
     if not inspect.isclass(task) or not hasattr(task, "reset") or not hasattr(task, "step"):
         raise ValueError("not a class with reset and step; must be package.module:Class")
     return task
+
+
+def check_constructor(task):
+    """Raises ValueError (one line) where a custom task cannot be made as Class(num_envs, device, seed)."""
+    if inspect.isabstract(task):
+        raise ValueError(f"an abstract class, without {', '.join(sorted(task.__abstractmethods__))}")
+    signature = inspect.signature(task)
+    try:
+        signature.bind(1, "cpu", 1, **({"engine": "auto"} if "engine" in signature.parameters else {}))
+    except TypeError as error:
+        raise ValueError(f"its constructor must take (num_envs, device, seed): {error}")
 
 
 def find_files(env_id):

@@ -20,6 +20,17 @@ def full_precision():
         matmul.allow_tf32 = allowed
 
 
+def check_tensors(saved, own):
+    """Raises ValueError where a tensor of `saved`, name -> tensor, has another dtype or shape than that of `own`.
+
+    copy_ would convert and broadcast it. Another exception where it is missing or no tensor.
+    """
+    for name, tensor in own.items():
+        found, wanted = ((each.dtype, tuple(each.shape)) for each in (saved[name], tensor))
+        if found != wanted:
+            raise ValueError(f"{name} is {found}, must be {wanted}")
+
+
 class VectorEnv:
     """N copies of one task, stepped together, with same-step autoreset.
 
@@ -118,12 +129,12 @@ class VectorEnv:
     def load_state_dict(self, state):
         """Restore in place what `state_dict` returned, except for a generator of another kind of device.
 
-        Raises KeyError or ValueError where a tensor is missing or has another shape.
+        Raises KeyError or ValueError where a tensor is missing or has another dtype or shape.
         """
-        for name in self._tensor_names():
-            if getattr(self, name).shape != state[name].shape:  # copy_ would broadcast
-                raise ValueError(f"{name} has shape {tuple(state[name].shape)}, not {tuple(getattr(self, name).shape)}")
-            getattr(self, name).copy_(state[name])
+        own = {name: getattr(self, name) for name in self._tensor_names()}
+        check_tensors(state, own)
+        for name, tensor in own.items():
+            tensor.copy_(state[name])
         if state["generator"].shape == self.generator.get_state().shape:  # a GPU's differs from a CPU's
             self.generator.set_state(state["generator"])
         if self.engine:

@@ -3,6 +3,7 @@
 import inspect
 import os
 import sys
+import threading
 import traceback
 
 env_id = ""  # of the run; set by harness.parse_args
@@ -14,31 +15,67 @@ def report(kind, error, trace):
         print("interrupted", file=sys.stderr)
         sys.exit(130)
     if issubclass(kind, BrokenPipeError):  # as in `epo.py | head`
-        close_stdout()
+        discard(sys.stdout)
         sys.exit(141)
     sys.__excepthook__(kind, error, trace)
-    where = raised_in(error, env_id)
+    where = raised_in(error, env_id, inherited=True)
     if where:
         print(f"--env-id {env_id}: {kind.__name__} in {where}", file=sys.stderr)
 
 
-def raised_in(error, env_id):
-    """Where in a custom task an exception was raised: "Class.method", or its module at import; "" if elsewhere."""
+def custom_class(env_id):
+    """The class of a custom task that has been imported, else ()."""
     module, _, name = env_id.partition(":")
     task = getattr(sys.modules.get(module), name, None)
+    return task if inspect.isclass(task) else ()
+
+
+def raised_in(error, env_id, inherited=False):
+    """Where in a custom task an exception was raised: "Class.method", or its module at import; "" if elsewhere.
+
+    inherited: methods that the class has from envs/ count too.
+    """
+    module, task, found = env_id.partition(":")[0], custom_class(env_id), ""
     for frame, _ in traceback.walk_tb(error.__traceback__):
         code, owner = frame.f_code, frame.f_locals.get("self")
         if code.co_name == "<module>" and frame.f_globals.get("__name__") == module:
             return module
-        ours = code.co_filename.startswith(os.path.dirname(os.path.abspath(__file__)) + os.sep)
-        if inspect.isclass(task) and isinstance(owner, task) and not ours:
-            return f"{type(owner).__name__}.{code.co_name}"
-    return ""
+        if isinstance(owner, task):
+            method = f"{type(owner).__name__}.{code.co_name}"
+            if not code.co_filename.startswith(os.path.dirname(os.path.abspath(__file__)) + os.sep):
+                return method
+            found = method if inherited else ""
+    return found
 
 
-def close_stdout():
-    """Nobody reads standard output any more: let Python write the rest, and at its end, to nowhere."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+def report_in_thread(thread):
+    """threading.excepthook: TensorBoard's thread has a full disk; `Run.log` gets the same error and says so."""
+    if not issubclass(thread.exc_type, OSError):
+        threading.__excepthook__(thread)
+
+
+def say(line):
+    """Print a line to standard output; a full disk behind it is reported."""
+    try:
+        print(line, flush=True)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        warn(f"no output: {error}; training goes on")
+
+
+def warn(line):
+    """Print a line to standard error, unless that is on a full disk too."""
+    try:
+        print(line, file=sys.stderr)
+    except OSError:
+        discard(sys.stderr)
+
+
+def discard(stream):
+    """What is written to a stream reaches nobody any more: let Python write the rest, and at its end, to nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 sys.excepthook = report
+threading.excepthook = report_in_thread

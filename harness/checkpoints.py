@@ -95,7 +95,7 @@ def load_checkpoint(path, script=None, accept=None):
     if os.path.isdir(path):
         paths = [os.path.join(path, name) for name in ("checkpoint.pt", "checkpoint_previous.pt")]
         reason = "must be a folder with a checkpoint.pt"
-    for each in filter(os.path.exists, paths):
+    for each in filter(os.path.isfile, paths):
         env_id = ""
         try:
             with open(each, "rb") as file:
@@ -127,7 +127,8 @@ def check_layout(saved):
     saved = saved if isinstance(saved, dict) else {}
     wrong = [key for key, kind in LAYOUT.items() if not isinstance(saved.get(key), kind)]
     wrong += [key for key in COUNTERS if key not in wrong and not 0 <= saved[key] < 2**63]
-    wrong += [] if wrong or isinstance(saved["args"].get("env_id"), str) else ["args.env_id"]
+    env_id = None if wrong else saved["args"].get("env_id")
+    wrong += [] if wrong or isinstance(env_id, str) and env_id.isprintable() else ["args.env_id"]
     # evaluate.py runs the script of that name: no path
     if wrong or not saved["script"].replace("-", "_").isidentifier():
         raise ValueError(f"must be a checkpoint of a training script; wrong: {', '.join(wrong or ['script'])}")
@@ -139,13 +140,19 @@ def run_folder(path):
 
 
 def comes_with_run(file, path):
-    """Whether a file lies below the run's folder or below runs/, where what others trained is put.
+    """Whether a file lies below the run's folder, the folder above, or runs/, where what others trained is put.
 
-    path: the run's folder or a checkpoint in it, unless this repository itself lies in there.
+    path: the run's folder or a checkpoint in it. Folders in which this repository lies or, but for the run's own, the
+    user works do not count.
     """
-    folders = [os.path.realpath(folder) for folder in ("runs", os.path.join(ROOT, "runs"), run_folder(path))]
-    folders = [folder for folder in folders if os.path.commonpath([folder, os.path.realpath(ROOT)]) != folder]
-    return any(os.path.commonpath([folder, os.path.realpath(file)]) == folder for folder in folders)
+    run, root, cwd = map(os.path.realpath, (run_folder(path), ROOT, "."))
+    folders = [os.path.join(cwd, "runs"), os.path.join(root, "runs"), run, os.path.dirname(run)]
+    folders = [folder for folder in folders if not is_below(root, folder)]
+    return any(is_below(os.path.realpath(file), f) and (f == run or not is_below(cwd, f)) for f in folders)
+
+
+def is_below(path, folder):
+    return os.path.commonpath([path, os.path.realpath(folder)]) == os.path.realpath(folder)
 
 
 def refuse(flag, value, reason):
@@ -159,6 +166,9 @@ def lock_folder(folder):
 
     Refuses the folder if another process trains in it.
     """
+    for path in (os.path.join(folder, name) for name in ("lock", "checkpoint.pt.tmp", "nan_dump.pt")):
+        if os.path.islink(path) or os.path.exists(path) and not os.path.isfile(path):  # of somebody else's run
+            refuse("--resume", path, "must be a plain file")
     file = open(os.path.join(folder, "lock"), "a")
     try:
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

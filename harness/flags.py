@@ -53,7 +53,7 @@ def parse_args(Args, tuned, check_args=None, argv=None):
         except OSError as error:
             refuse("--resume", args.resume, error)
     elif cpu_row:
-        print(describe_cpu_defaults(args, cpu_row, tuned[args.env_id]), flush=True)
+        uncaught.say(describe_cpu_defaults(args, cpu_row, tuned[args.env_id]))
     return args, saved
 
 
@@ -139,12 +139,13 @@ def check_memory(args, num_obs=1, num_actions=1):
 
 
 def check_saved_flags(Args, saved):
-    """Raises ValueError (one line) where a checkpoint's flag has another type than the script's default."""
-    for f in fields(Args):
-        kinds = (int, str, type(None)) if f.default is None else (type(f.default), int)
-        value = saved.get(f.name, f.default)
-        if f.init and not isinstance(value, kinds):
-            raise ValueError(f"args.{f.name} is {value!r}, must be a {kinds[0].__name__}")
+    """Raises ValueError (one line) where an entry of a checkpoint is no value of a flag of the script."""
+    kinds = {f.name: getattr(f.type, "__args__", (f.type,)) for f in fields(Args)}  # of Optional, Tuple, Literal
+    for name, value in saved.items():
+        options = kinds.get(name, ())
+        values = value if isinstance(value, tuple) and ... in options else (value,)
+        if not all(type(x) in options or x in options or type(x) is int and float in options for x in values):
+            raise ValueError(f"args.{name} is {value!r}, which is not what a flag of this script can be")
 
 
 def check_resumable(args, saved):
@@ -191,9 +192,6 @@ def make_env(args):
     checks.check_first_calls(env, args.num_envs, functools.partial(refuse, "--env-id", args.env_id))
     check_memory(args, env.num_obs, env.num_actions)
     engine = getattr(env, "engine_name", "its own")
-    print(
-        f"{args.env_id}: engine {engine}, {args.device}, {torch.get_num_threads()} threads, "
-        f"{args.num_envs:,} environments",
-        flush=True,
-    )
+    threads = torch.get_num_threads()
+    uncaught.say(f"{args.env_id}: engine {engine}, {args.device}, {threads} threads, {args.num_envs:,} environments")
     return env

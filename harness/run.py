@@ -8,11 +8,11 @@ import os
 import signal
 import sys
 import tempfile
-import threading
 import time
 from datetime import timedelta
 
 from envs import uncaught  # before torch: Isaac Gym must be imported first
+from envs.base import check_tensors
 
 import torch
 import torch.nn as nn
@@ -37,10 +37,15 @@ class Run:
         self.iteration = self.global_step = self.stopping = self.signum = 0
         self.saving, self.failing = False, set()  # what could not be written last time: "log", "checkpoint"
         self.start_time = time.monotonic()
-        try:
-            self.encode(0, 0)  # what cannot be saved is refused now
-        except ValueError as error:
-            refuse("--env-id", args.env_id, f"cannot be saved: {error}")
+        try:  # what cannot be saved and loaded is refused now
+            first = checkpoints.decode(self.encode(0, 0))
+            if getattr(state["env"], "resumes_exactly", True):
+                self.load(first)
+        except Exception as error:
+            if uncaught.raised_in(error, args.env_id):
+                raise
+            message = error if isinstance(error, ValueError) else repr(error)
+            refuse("--env-id", args.env_id, f"cannot be saved and loaded: {message}")
         if saved:
             self.folder, self.lock = checkpoints.run_folder(args.resume), saved["lock"]
             load_checkpoint(args.resume, self.script, self.load)  # again: nobody else can write it any more
@@ -52,7 +57,6 @@ class Run:
             self.writer = SummaryWriter(self.folder, purge_step=self.global_step + 1 if saved else None)
         except OSError as error:
             refuse("runs", "cannot be written", error)
-        threading.excepthook = ignore_writing_error
         rows = "\n".join(f"|{key}|{value}|" for key, value in vars(args).items())
         self.writer.add_text("hyperparameters", f"|flag|value|\n|-|-|\n{rows}", self.global_step)
         signals = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
@@ -64,14 +68,16 @@ class Run:
         """Go on from a checkpoint. Raises an exception if it does not fit, and may then be called with another one."""
         exact = getattr(self.state["env"], "resumes_exactly", True)
         for name, value in self.state.items():
+            loaded = saved["state"][name]
+            if isinstance(value, torch.Tensor):
+                check_tensors({name: loaded}, {name: value})
+                value.copy_(loaded if exact else value)
+                continue
+            if isinstance(value, nn.Module):
+                check_tensors(loaded, value.state_dict())
             if isinstance(value, torch.optim.Optimizer):  # as here, not as where it was written
-                saved["state"][name]["param_groups"][0]["fused"] = value.param_groups[0]["fused"]
-            if not isinstance(value, torch.Tensor):
-                value.load_state_dict(saved["state"][name])
-            elif saved["state"][name].shape != value.shape:  # copy_ would broadcast
-                raise ValueError(f"{name} has shape {tuple(saved['state'][name].shape)}, not {tuple(value.shape)}")
-            elif exact:
-                value.copy_(saved["state"][name])
+                loaded["param_groups"][0]["fused"] = value.param_groups[0]["fused"]
+            value.load_state_dict(loaded)
             if isinstance(value, torch.optim.Optimizer):
                 try_step(value)
         self.iteration, self.global_step = saved["iteration"], saved["global_step"]
@@ -145,19 +151,19 @@ class Run:
                 f"{numbers['charts/SPS']:>7,.0f} SPS | {timedelta(seconds=int(left))} left",
                 flush=True,
             )
+            self.note("output")
         except BrokenPipeError:  # `epo.py | head` has read enough
-            uncaught.close_stdout()
+            uncaught.discard(sys.stdout)
             self.signum = signal.SIGPIPE
             self.checkpoint(iteration, global_step)
+        except OSError as error:  # `epo.py > log` on a full disk
+            self.note("output", error)
 
     def note(self, what, error=None):
         """Say once that `what` cannot be written, and once that it can be again."""
-        if error and what not in self.failing:
-            print(f"no {what}: {error}; training goes on", file=sys.stderr)
-            self.failing.add(what)
-        elif not error and what in self.failing:
-            print(f"the {what} is written again", file=sys.stderr)
-            self.failing.remove(what)
+        if bool(error) != (what in self.failing):
+            uncaught.warn(f"no {what}: {error}; training goes on" if error else f"the {what} is written again")
+            self.failing ^= {what}
 
     def encode(self, iteration, global_step):
         """The bytes of a checkpoint. Raises ValueError where it could not be loaded again."""
@@ -194,6 +200,8 @@ class Run:
             self.note("log", error)
         self.restore_handlers()
         self.lock.close()
+        if "output" in self.failing:
+            uncaught.discard(sys.stdout)
         if self.stopping:
             if self.stopping != signal.SIGPIPE:
                 print(f"stopped; to go on: --resume {self.folder}", flush=True)
@@ -242,18 +250,14 @@ def make_folder(name):
             folder = f"{path}_{i}"
 
 
-def ignore_writing_error(thread):
-    """threading.excepthook: TensorBoard's thread has a full disk; `Run.log` gets the same error and says so."""
-    if not issubclass(thread.exc_type, OSError):
-        threading.__excepthook__(thread)
-
-
 def try_step(optimizer):
     """One step of a copy, with gradient 0: raises an exception where the state does not fit the parameters."""
     trial = copy.deepcopy(optimizer)
     for parameter in itertools.chain(*(group["params"] for group in trial.param_groups)):
         parameter.grad = torch.zeros_like(parameter)
     trial.step()
+    if not all(parameter.isfinite().all() for group in trial.param_groups for parameter in group["params"]):
+        raise ValueError("the optimizer's state is not finite")
 
 
 def script_name(Args):

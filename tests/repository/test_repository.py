@@ -180,10 +180,10 @@ def test_scripts_are_short(script, most):
 
 
 def test_the_harness_is_short():
-    """800 lines, 110 for what keeps runs whole (checksums, locks, other people's checkpoints, memory estimates), and 25
-    for the rows of EnvPool's tasks, which are data."""
+    """800 lines; 120 for what keeps runs whole (checksums, locks, other people's checkpoints, memory estimates); 25 for the
+    rows of EnvPool's tasks, which are data."""
     paths = [path for path in HARNESS if path.name != "distributed.py"]
-    assert sum(len(path.read_text().splitlines()) for path in paths) <= 935
+    assert sum(len(path.read_text().splitlines()) for path in paths) <= 945
 
 
 @pytest.mark.skipif(not shutil.which("diff"), reason="needs diff")

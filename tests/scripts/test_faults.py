@@ -1,5 +1,7 @@
 """Fault injection: nothing is lost, nothing runs that a checkpoint brought along, every mistake is one line."""
 
+import abc
+import dataclasses
 import os
 import pathlib
 import random
@@ -21,21 +23,12 @@ import harness.flags
 import harness.run
 import ppo
 import sapg
+from benchmarks.scripts.torture import (
+    EXTRA, FLAGS, ROOT, broken_files, damages, default_signals, odd_files, refused, start,
+)  # fmt: skip
 from envs.base import VectorEnv
 from harness.checkpoints import decode, encode
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-FLAGS = (
-    "--no-cuda --num-envs 16 --num-steps 8 --num-minibatches 2 --update-epochs 1 --no-lstm --hidden-sizes 8"
-    " --total-timesteps 1024 --checkpoint-interval 3"  # 8 iterations, checkpoints at 3, 6 and 8
-)
-POPULATION = "--num-agents 4 --latent-dim 5"
-EXTRA = {
-    ppo: "",
-    sapg: POPULATION,
-    cpo: f"{POPULATION} --adversarial-coef 0.1 --discriminator-sizes 8",
-    epo: f"{POPULATION} --ga-interval 0.1 --ga-warmup 0.1",
-}
 LONG = "--env-id Moat --total-timesteps 1000000000 --checkpoint-interval 1"
 
 
@@ -73,21 +66,6 @@ def checkpoint(folder, name="checkpoint.pt"):
 
 def contents(folder="."):
     return {path: path.read_bytes() for path in pathlib.Path(folder).rglob("*") if path.is_file()}
-
-
-def start(script, flags, prefix="", **options):
-    """A script as a process of its own."""
-    command = f"exec {prefix} {sys.executable} {ROOT / script.__name__}.py --no-cuda {flags}"
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    options = {**pipes, "preexec_fn": default_signals, **options}
-    return subprocess.Popen(["bash", "-c", command], env=environment, **options)
-
-
-def default_signals():
-    """As in a terminal, also where the tests themselves run in the background or under nohup."""
-    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_DFL)
 
 
 def run(script, flags):
@@ -193,9 +171,17 @@ def forged(folder, **changes):
     ("sub/", {"env_id": "{module}.sub.payload:E"}),
     ("package/__init__", {"env_id": "{module}.package:E"}),
     ("package/__init__", {"env_id": "{module}.package.missing:E"}),
+    ("../", {"env_id": "{parent}.payload:E"}),  # beside the run, in what was downloaded with it
+    ("sub/", {"env_id": "gymnasium:{module}.sub.payload:E-v0"}),
+    ("", {"env_id": "x:{module}.payload:E"}),
+    ("", {"env_id": "{module}.payload:E:F"}),
+    ("", {"script": "payload\n"}),
+    ("", {"script": "runs.x.payload"}),
+    ("", {"script": "./{folder}/payload"}),
 ])  # fmt: skip
 def test_a_checkpoint_runs_no_code_that_came_with_it(folder, depth, changes, capsys):
-    values = dict(abs=os.path.abspath(folder), folder=folder, module=folder.replace("/", "."))
+    parent, module = folder.split("/")[0], folder.replace("/", ".")
+    values = dict(abs=os.path.abspath(folder), folder=folder, parent=parent, module=module)
     path = forged(folder, **{key: value.format(**values) for key, value in changes.items()})
     payload = path / (depth + ".py" if depth.endswith("init__") else depth + "payload.py")
     payload.parent.mkdir(exist_ok=True)
@@ -219,6 +205,18 @@ def test_nor_does_it_from_within_the_runs_folder(changes, monkeypatch, capsys):
         evaluate.main([".", "--no-cuda"])
     assert end.value.code == 2 and len(capsys.readouterr().err.splitlines()) == 1
     assert not pathlib.Path("PAYLOAD").exists()
+
+
+@pytest.mark.parametrize("name", ["checkpoint.pt.tmp", "lock", "nan_dump.pt"])
+def test_links_in_somebody_elses_run_are_not_followed(name, capsys):
+    path = forged("downloads/x")
+    pathlib.Path("mine.txt").write_text("precious")
+    (path / name).symlink_to(os.path.abspath("mine.txt"))
+    capsys.readouterr()
+    assert resume(ppo, path) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == f"--resume {path / name}: must be a plain file"
+    assert pathlib.Path("mine.txt").read_text() == "precious"
 
 
 @pytest.mark.parametrize("env_id", ["subprocess:Popen", "os:system", "pathlib:Path"])
@@ -307,6 +305,16 @@ def test_a_disk_that_stays_full_to_the_end(small_disk, monkeypatch, capsys):
     assert checkpoint(the_run())["iteration"] == 3
 
 
+@pytest.mark.parametrize("error_too", [False, True], ids=["stdout", "both"])
+def test_output_to_a_full_disk_costs_the_output_not_the_run(error_too):
+    with open("/dev/full", "w") as full:
+        options = dict(stdout=full, stderr=full) if error_too else dict(stdout=full)
+        process = start(ppo, f"{FLAGS} --env-id Moat", **options)
+        err = process.communicate(timeout=120)[1]
+    assert process.returncode == 0 and checkpoint(the_run())["iteration"] == 8
+    assert error_too or set(err.splitlines()) == {"no output: [Errno 28] No space left on device; training goes on"}
+
+
 def test_two_outages_are_reported_twice(monkeypatch, capsys):
     """Without mount: the writer's thread dies in iterations 2 and 5, as it does on a full disk."""
     from tensorboard.summary.writer.record_writer import RecordWriter
@@ -390,45 +398,6 @@ def test_no_flipped_bit_is_loaded():
             decode(bytes(flipped))
 
 
-def entries(value, path=()):
-    """All paths to the leaves and dicts of nested dicts."""
-    if path:
-        yield path
-    if isinstance(value, dict):
-        for key, child in value.items():
-            yield from entries(child, path + (key,))
-
-
-def damages(saved):
-    """(what, checkpoint) with each entry missing, of another type, and, if a tensor, of another shape."""
-    for path in entries(saved):
-        if path[-1] in ("device", "num_iterations", "resume"):  # of the process, not of the run
-            continue
-        if "optimizer" in str(path[1:2]) and (path[-1] == "state" or isinstance(path[-1], int)):
-            continue  # a parameter may be frozen, which has no moments
-        if path[0] == "args" and path[1:] not in [(), ("env_id",)]:
-            kinds = ("type",)  # a flag that is missing has its default: older checkpoints
-        elif "param_groups" in path or path[0] in ("random", "seconds"):
-            kinds = ("missing", "type")
-        else:
-            kinds = ("missing", "type", "shape")
-        for kind in kinds:
-            root = parent = {**saved}
-            for key in path[:-1]:
-                parent[key] = {**parent[key]}
-                parent = parent[key]
-            old = parent[path[-1]]
-            if kind == "missing":
-                del parent[path[-1]]
-            elif kind == "type":
-                parent[path[-1]] = {"what": "ever"}
-            elif isinstance(old, torch.Tensor) and path[-1] != "generator":
-                parent[path[-1]] = torch.zeros(*old.shape, 2)
-            else:
-                continue
-            yield f"{kind} {'.'.join(map(str, path))}", root
-
-
 @pytest.mark.parametrize("script", [cpo, epo], ids=["cpo", "epo"])
 def test_a_damaged_checkpoint_is_one_line_and_nothing_is_touched(script, capsys):
     assert train(script) == 0
@@ -436,19 +405,39 @@ def test_a_damaged_checkpoint_is_one_line_and_nothing_is_touched(script, capsys)
     saved = checkpoint(folder)
     (folder / "checkpoint_previous.pt").unlink()
     cases = list(damages(saved))
-    assert len(cases) > 200
-    wrong = []
-    for what, damaged in cases[::6]:
+    assert len(cases) > 250
+    wrong = {}
+    for what, damaged in cases[::9]:
         (folder / "checkpoint.pt").write_bytes(bytes(encode(damaged)))
-        before = contents()
-        capsys.readouterr()
-        status = resume(script, folder)
-        line = capsys.readouterr().err
-        expected = f"--resume {folder}: checkpoint.pt cannot be read: "
-        if not (status == 2 and line.startswith(expected) and line.count("\n") == 1 and contents() == before):
-            wrong.append((what, line))
-            (folder / "checkpoint_previous.pt").unlink(missing_ok=True)
-    assert wrong == []
+        wrong[what] = refused(script, folder)
+        for path in folder.glob("*previous*"):
+            path.unlink()
+    assert {what: error for what, error in wrong.items() if error} == {}
+
+
+@pytest.mark.parametrize("values", [("a",), (1.5,), (True,), (None,), ((8,),)], ids=str)
+def test_a_flag_in_a_checkpoint_has_its_type_throughout(values):
+    assert train() == 0
+    saved = checkpoint(the_run())
+    (the_run() / "checkpoint_previous.pt").unlink()
+    saved["args"]["hidden_sizes"] = values
+    (the_run() / "checkpoint.pt").write_bytes(bytes(encode(saved)))
+    assert refused(ppo, the_run()) == ""
+
+
+def test_what_is_no_checkpoint_is_one_line():
+    assert train() == 0
+    path = the_run() / "checkpoint.pt"
+    data, wrong = path.read_bytes(), {}
+    (the_run() / "checkpoint_previous.pt").unlink()
+    for what, broken in broken_files(data):
+        path.write_bytes(broken)
+        wrong[what] = refused(ppo, the_run())
+    for what, make in odd_files(path):
+        path.rmdir() if path.is_dir() else path.unlink()
+        make()
+        wrong[what] = refused(ppo, the_run())
+    assert len(wrong) > 25 and {what: error for what, error in wrong.items() if error} == {}
 
 
 def test_the_one_before_is_taken_where_it_is_whole(capsys):
@@ -583,6 +572,26 @@ def test_what_cannot_work_is_refused_before_anything_is_created(flags, name, fit
     assert not fits or "GB" in line and int(line.split("flags ")[1].split()[0]) >= 1
 
 
+NUMBERS = ("nan", "inf", "-inf", "-1", "1e300", "1" + "0" * 30, "-1" + "0" * 30, str(2**63))
+ANY_SIZE = ("total_timesteps", "checkpoint_interval", "diagnostics_interval", "lstm_size")  # of no LSTM, here
+POSSIBLE = [f"{name} {value}" for name in ANY_SIZE for value in ("1" + "0" * 30, str(2**63))]
+NUMERIC = [f.name for f in dataclasses.fields(cpo.Args) if f.init and type(f.default) in (int, float)]
+
+
+@pytest.mark.parametrize("name", NUMERIC)
+def test_numbers_that_no_flag_can_take(name, capsys):
+    """Of those that tyro takes for a number; it says itself what is none."""
+    integer = isinstance(getattr(cpo.Args, name), int)
+    for value in NUMBERS:
+        if integer and not value.lstrip("-").isdigit() or f"{name} {value}" in POSSIBLE:
+            continue
+        assert train(cpo, f"--env-id Moat {harness.flags.flag(name)} {value}") == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith("--") and not pathlib.Path("runs").exists()
+
+
+
+
 def test_the_number_that_is_named_fits(monkeypatch, capsys):
     """On a machine of 1 MB."""
     sizes = {"SC_PHYS_PAGES": 256, "SC_PAGE_SIZE": 4096}
@@ -701,6 +710,15 @@ def step_with(**changes):
     return changed(step=step)
 
 
+def with_device(device):
+    return changed(__init__=lambda self, *inputs: VectorEnv.__init__(self, *inputs) or setattr(self, "device", device))
+
+
+def advancing(change):
+    """A subclass of Still whose advance() returns change(reward, terminated, truncated)."""
+    return changed(advance=lambda self, action: change(*Still.advance(self, action)))
+
+
 N = 16
 BROKEN = {
     "num_obs 0": (changed(num_obs=0), "num_obs is 0"),
@@ -741,6 +759,46 @@ BROKEN = {
     "metric text": (step_with(metrics=lambda x: {"a": "b"}), '["a"] is a str'),
     "metric vector": (step_with(metrics=lambda x: {"a": torch.ones(3)}), '["a"] is a Tensor'),
     "no state_dict": (changed(state_dict=None), "the method state_dict is missing"),
+    "num_obs bool": (changed(num_obs=True), "num_obs is True"),
+    "num_obs numpy": (changed(num_obs=np.int64(3)), "num_obs is "),
+    "no device": (with_device(None), "device is None"),
+    "device unknown": (with_device("moon"), "reset() ends with RuntimeError"),
+    "no time limit": (changed(max_episode_steps=None), "max_episode_steps is None"),
+    "time limit 0": (changed(max_episode_steps=0), "max_episode_steps is 0"),
+    "time limit float": (changed(max_episode_steps=2.5), "max_episode_steps is 2.5"),
+    "no observe": (changed(observe=VectorEnv.observe), "the method observe is missing"),
+    "no advance": (changed(advance=VectorEnv.advance), "the method advance is missing"),
+    "no reset_where": (changed(reset_where=VectorEnv.reset_where), "the method reset_where is missing"),
+    "observe with an argument": (changed(observe=lambda self, seed: None), "reset() ends with TypeError"),
+    "observe tuple": (changed(observe=lambda self: (torch.ones(N, 3), {})), "a tuple"),
+    "observe gradient": (changed(observe=lambda self: torch.ones(N, 3, requires_grad=True)), "requires grad"),
+    "observe sparse": (changed(observe=lambda self: torch.ones(N, 3).to_sparse()), "sparse"),
+    "observe half": (changed(observe=lambda self: torch.ones(N, 3).half()), "float16"),
+    "reset with an argument": (changed(reset=lambda self, seed: None), "reset() ends with TypeError"),
+    "step without an argument": (changed(step=lambda self: None), "step() ends with TypeError"),
+    "step list": (changed(step=lambda self, action: list(Still.step(self, action))), "the result of step() is a list"),
+    "step of six": (changed(step=lambda self, action: (*Still.step(self, action), 1)), "a tuple of 6"),
+    "advance None": (advancing(lambda *result: None), "the result of advance() is a NoneType"),
+    "advance two": (advancing(lambda *result: result[:2]), "the result of advance() is a tuple of 2"),
+    "advance four": (advancing(lambda *result: (*result, {})), "the result of advance() is a tuple of 4"),
+    "advance dict": (advancing(lambda *result: dict(enumerate(result))), "the result of advance() is a dict"),
+    "advance numpy": (advancing(lambda r, end, cut: (r.numpy(), end, cut)), "reward is a ndarray"),
+    "advance scalar": (advancing(lambda r, end, cut: (1.0, end, cut)), "reward is a float"),
+    "advance column": (advancing(lambda r, end, cut: (r[:, None], end, cut)), "shape (16, 1)"),
+    "advance double": (advancing(lambda r, end, cut: (r.double(), end, cut)), "float64"),
+    "advance list": (advancing(lambda r, end, cut: (r.tolist(), end, cut)), "reward is a list"),
+    "advance infinite": (advancing(lambda r, end, cut: (r / 0, end, cut)), "reward is not finite"),
+    "advance False": (advancing(lambda r, end, cut: (r, False, False)), "terminated is a bool"),
+    "advance None, None": (advancing(lambda r, end, cut: (r, None, None)), "terminated is a NoneType"),
+    "advance int": (advancing(lambda r, end, cut: (r, end.int(), cut.int())), "terminated is a torch.int32"),
+    "advance float": (advancing(lambda r, end, cut: (r, end.float(), cut)), "terminated is a torch.float32"),
+    "advance shape": (advancing(lambda r, end, cut: (r, end, cut[:3])), "truncated is a torch.bool tensor of shape (3"),
+    "done differs": (step_with(done=lambda x: ~x), 'info["episode"]["done"] is another mask'),
+    "objective None": (changed(objective=lambda self: None), '["objective"] is a NoneType'),
+    "metrics None": (changed(metrics=lambda self: None), '["metrics"] is a NoneType'),
+    "metric complex": (changed(metrics=lambda self: {"a": torch.ones(()) * 1j}), '["a"] is a Tensor'),
+    "metric meta": (changed(metrics=lambda self: {"a": torch.ones((), device="meta")}), '["a"] is a Tensor'),
+    "metric huge": (changed(metrics=lambda self: {"a": 10**400}), '["a"] is a int'),
     "num_envs": (changed(num_envs=property(lambda self: 3, lambda self, n: None)), "num_envs is 3"),
 }
 
@@ -752,6 +810,60 @@ def test_a_broken_environment_is_one_line(name, monkeypatch, capsys):
     assert train(sapg, f"--env-id {__name__}:Broken") == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"--env-id {__name__}:Broken: ") and expected in line and ", must be " in line
+
+
+class WithoutArguments(Still):
+    def __init__(self):
+        pass
+
+
+class WithKeywords(Still):
+    def __init__(self, *, num_envs, device, seed):
+        super().__init__(num_envs, device, seed)
+
+
+class Abstract(Still, abc.ABC):
+    @abc.abstractmethod
+    def goal(self): ...
+
+
+class Slots:
+    """Nothing can be put into its place."""
+
+    __slots__ = ()
+    num_envs, num_obs, num_actions, device = N, 3, 2, "cpu"
+
+    def __init__(self, num_envs, device, seed):
+        pass
+
+    reset = step = state_dict = load_state_dict = lambda self: None
+
+
+@pytest.mark.parametrize("task, expected", [
+    (WithoutArguments, "its constructor must take (num_envs, device, seed)"),
+    (WithKeywords, "its constructor must take (num_envs, device, seed)"),
+    (Abstract, "an abstract class, without goal"),
+    (Slots, "replacing reset ends with AttributeError"),
+])  # fmt: skip
+def test_a_constructor_that_cannot_be_called(task, expected, capsys):
+    assert train(ppo, f"--env-id {__name__}:{task.__name__}") == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert expected in line and not pathlib.Path("runs").exists()
+
+
+@pytest.mark.parametrize("state", [None, [1], {}, {"generator": 1}], ids=["None", "list", "{}", "generator"])
+def test_a_state_that_the_environment_cannot_load_is_refused_at_the_start(state, monkeypatch, capsys):
+    monkeypatch.setattr(sys.modules[__name__], "Broken", changed(state_dict=lambda self: state), raising=False)
+    assert train(ppo, f"--env-id {__name__}:Broken") == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "cannot be saved and loaded" in line and not pathlib.Path("runs").exists()
+
+
+def test_an_error_after_the_first_step_names_the_class():
+    """One that comes from the contract's own code, not from the task's."""
+    write_task(advance="if self.calls == 20: return None")
+    status, _, err = run(ppo, "--env-id mine:Mine")
+    assert status == 1 and err.splitlines()[-1] == "--env-id mine:Mine: TypeError in Mine.step"
 
 
 def test_after_its_first_calls_an_environment_is_left_alone(monkeypatch):
