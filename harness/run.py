@@ -18,12 +18,15 @@ import torch
 import torch.nn as nn
 from torch.utils.tensorboard import SummaryWriter
 
-from harness import checkpoints
-from harness.checkpoints import load_checkpoint, random_state, refuse, set_random_state
+from harness import checkpoints, distributed
+from harness.checkpoints import load_checkpoint, random_state, refuse, seed_everything, set_random_state
 
 
 class Run:
     """One training run. `state` names all that it is; what is missing there is lost on --resume.
+
+    In several processes, all call the same methods and rank 0 alone writes. All begin with its network; their random
+    numbers differ from here on.
 
     state: name -> an object with state_dict and load_state_dict, or a tensor, which is saved as it is and restored in
     place. Tensors must belong to the running episodes: where the environment cannot restore those, they are left alone.
@@ -36,14 +39,38 @@ class Run:
         self.script = script_name(type(args))
         self.iteration = self.global_step = self.stopping = self.signum = 0
         self.saving, self.failing = False, set()  # what could not be written last time: "log", "checkpoint"
-        self.start_time = time.monotonic()
+        self.start_time, self.folder = time.monotonic(), ""
+        for value in filter(is_shared, state.values()):
+            distributed.share(value.state_dict().values() if isinstance(value, nn.Module) else ())
+        if distributed.RANK:
+            seed_everything((args.seed + distributed.SEED_OFFSET) % 2**32)
+        with distributed.Rank0First():
+            if distributed.RANK == 0:
+                saved = self.open_folder(saved)
+        self.folder, saved = distributed.from_rank_0((self.folder, saved))
+        distributed.run_folder = self.folder
+        if saved and distributed.RANK:
+            self.load(saved)
+        signals = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
+        if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:  # nohup
+            signals.remove(signal.SIGHUP)
+        self.handlers = {number: signal.signal(number, self.stop) for number in signals}
+
+    def open_folder(self, saved):
+        """A new run's folder, or the lock and the state of the one to go on with; log. Returns the state's checkpoint.
+
+        Ends with status 2 and one line where the state cannot be saved or loaded, or nothing can be written.
+        """
+        args = self.args
         try:
             self.encode(0, 0)  # what cannot be saved is refused now
         except ValueError as error:
             refuse("--env-id", args.env_id, f"cannot be saved: {error}")
+        resumed = None
         if saved:
             self.folder, self.lock = checkpoints.run_folder(args.resume), saved["lock"]
-            load_checkpoint(args.resume, self.script, self.load)  # again: nobody else can write it any more
+            # again: nobody else can write it any more
+            resumed = load_checkpoint(args.resume, self.script, self.load)
         try:
             if not saved:
                 self.folder = make_folder(f"{args.env_id.replace(':', '-')}__{self.script}__{args.seed}")
@@ -55,28 +82,35 @@ class Run:
         threading.excepthook = ignore_writing_error
         rows = "\n".join(f"|{key}|{value}|" for key, value in vars(args).items())
         self.writer.add_text("hyperparameters", f"|flag|value|\n|-|-|\n{rows}", self.global_step)
-        signals = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
-        if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:  # nohup
-            signals.remove(signal.SIGHUP)
-        self.handlers = {number: signal.signal(number, self.stop) for number in signals}
+        return resumed
 
     def load(self, saved):
         """Go on from a checkpoint. Raises an exception if it does not fit, and may then be called with another one."""
-        exact = getattr(self.state["env"], "resumes_exactly", True)
+        parts = [saved, *saved.get("other_processes", [])]  # checkpoints of a single process once had no such entry
+        same = len(parts) == distributed.WORLD_SIZE
+        own = parts[distributed.RANK] if same else saved
+        exact = same and getattr(self.state["env"], "resumes_exactly", True)
         for name, value in self.state.items():
+            entry = (saved if is_shared(value) else own)["state"][name]
             if isinstance(value, torch.optim.Optimizer):  # as here, not as where it was written
-                saved["state"][name]["param_groups"][0]["fused"] = value.param_groups[0]["fused"]
+                entry["param_groups"][0]["fused"] = value.param_groups[0]["fused"]
+            if not same and not is_shared(value):
+                entry = begin_anew(value, entry)
             if not isinstance(value, torch.Tensor):
-                value.load_state_dict(saved["state"][name])
-            elif saved["state"][name].shape != value.shape:  # copy_ would broadcast
-                raise ValueError(f"{name} has shape {tuple(saved['state'][name].shape)}, not {tuple(value.shape)}")
+                value.load_state_dict(entry)
+            elif entry.shape != value.shape:  # copy_ would broadcast
+                raise ValueError(f"{name} has shape {tuple(entry.shape)}, not {tuple(value.shape)}")
             elif exact:
-                value.copy_(saved["state"][name])
+                value.copy_(entry)
             if isinstance(value, torch.optim.Optimizer):
                 try_step(value)
         self.iteration, self.global_step = saved["iteration"], saved["global_step"]
         self.start_time = time.monotonic() - saved["seconds"]
-        set_random_state(saved["random"])
+        if same or distributed.RANK == 0:
+            set_random_state(own["random"])
+        if not same and distributed.RANK == 0:
+            there = f"the checkpoint has the environments of {len(parts)} processes, here are {distributed.WORLD_SIZE}"
+            print(f"{there}: all episodes begin anew", flush=True)
 
     def stop(self, signum, frame):
         """A checkpoint after the present iteration ends the run; a second signal ends it at once, or after writing."""
@@ -94,22 +128,34 @@ class Run:
         self.snapshot = {**copy.deepcopy(parts), "random": random_state()}
 
     def check_finite(self, iteration, tensors, **dump):
-        """End the run where a tensor (name -> tensor) is not finite; nan_dump.pt holds `dump` and `remember`'s."""
-        broken = [name for name, tensor in tensors.items() if not tensor.isfinite().all()]
-        if broken:
+        """End the run where a tensor (name -> tensor) is not finite; nan_dump.pt holds `dump` and `remember`'s.
+
+        Of several processes, the one with the most such numbers writes and reports it: there it began.
+        """
+        counts = torch.stack([(~tensor.isfinite()).sum() for tensor in tensors.values()])
+        counts = distributed.of_each(counts.cpu())  # (W, names)
+        if not counts.any():
+            return
+        if counts.sum(1).argmax() == distributed.RANK:
+            broken = [name for name, count in zip(tensors, counts[distributed.RANK]) if count]
             path = os.path.join(self.folder, "nan_dump.pt")
             outcome = f"{path} has the batch and what the update began with"
             try:
                 torch.save({"args": vars(self.args), "iteration": iteration, **dump, **self.snapshot}, path)
             except (OSError, RuntimeError) as error:
                 outcome = f"no {path}: {str(error).splitlines()[0]}"
-            print(f"iteration {iteration}: {', '.join(broken)} not finite; {outcome}", file=sys.stderr)
-            self.restore_handlers()
+            print(f"iteration {iteration}: {', '.join(broken)} not finite; {outcome}", file=sys.stderr, flush=True)
+        self.restore_handlers()
+        if distributed.RANK == 0:
             self.lock.close()
-            sys.exit(1)
+        distributed.finish()
+        sys.exit(1)
 
     def log(self, iteration, global_step, values):
-        """Write name -> number (or tensor, of which the mean), image (3, H, W) or text; and a line to the terminal."""
+        """Write name -> number (or tensor, of which the mean), image (3, H, W) or text; and a line to the terminal.
+
+        Numbers are means over the processes, images and texts are rank 0's.
+        """
         self.iteration, self.global_step = iteration, global_step
         seconds = time.monotonic() - self.start_time
         values = {**values, "charts/SPS": global_step / seconds}
@@ -118,6 +164,10 @@ class Run:
             for key, value in values.items()
             if not isinstance(value, str) and not (isinstance(value, torch.Tensor) and value.dim() == 3)
         }
+        means = distributed.average(torch.tensor(list(numbers.values()), dtype=torch.float64))
+        if distributed.RANK:
+            return
+        numbers = dict(zip(numbers, means.tolist()))
         try:
             if "log" in self.failing:
                 with tempfile.TemporaryFile(dir=self.folder) as file:
@@ -148,7 +198,6 @@ class Run:
         except BrokenPipeError:  # `epo.py | head` has read enough
             uncaught.close_stdout()
             self.signum = signal.SIGPIPE
-            self.checkpoint(iteration, global_step)
 
     def note(self, what, error=None):
         """Say once that `what` cannot be written, and once that it can be again."""
@@ -159,15 +208,15 @@ class Run:
             print(f"the {what} is written again", file=sys.stderr)
             self.failing.remove(what)
 
-    def encode(self, iteration, global_step):
-        """The bytes of a checkpoint. Raises ValueError where it could not be loaded again."""
-        state = {
-            name: value.clone() if isinstance(value, torch.Tensor) else value.state_dict()
-            for name, value in self.state.items()
-        }
+    def encode(self, iteration, global_step, others=()):
+        """The bytes of a checkpoint. Raises ValueError where it could not be loaded again.
+
+        others: what the other processes have of their own, state and random state, by rank.
+        """
         return checkpoints.encode({
             "script": self.script, "args": vars(self.args), "iteration": iteration, "global_step": global_step,
-            "seconds": time.monotonic() - self.start_time, "state": state, "random": random_state(),
+            "seconds": time.monotonic() - self.start_time, "state": state_dicts(self.state), "random": random_state(),
+            "other_processes": list(others),
         })  # fmt: skip
 
     def checkpoint(self, iteration, global_step):
@@ -175,28 +224,34 @@ class Run:
 
         A disk that is full or may not be written is no reason to end a run: it is reported, and the old files stay.
         """
-        self.stopping = self.signum  # a signal that comes after this waits for the next iteration
+        # a signal to any process; one that comes after this waits for the next iteration
+        self.stopping = int(distributed.of_each(torch.tensor(self.signum)).max())
         interval = self.args.checkpoint_interval or math.inf
         if self.stopping or iteration == self.args.num_iterations or iteration % interval == 0:
             self.saving = True
-            try:
-                checkpoints.save_checkpoint(self.folder, self.encode(iteration, global_step))
-                self.note("checkpoint")
-            except (OSError, ValueError) as error:
-                self.note("checkpoint", error)
+            own = {name: value for name, value in self.state.items() if not is_shared(value)}
+            others = distributed.gather({"state": state_dicts(own), "random": random_state()})
+            if distributed.RANK == 0:
+                try:
+                    checkpoints.save_checkpoint(self.folder, self.encode(iteration, global_step, others))
+                    self.note("checkpoint")
+                except (OSError, ValueError) as error:
+                    self.note("checkpoint", error)
             self.saving = False
 
     def close(self):
         """End the run; the exit status is 128 + the number of the signal that stopped it."""
-        try:
-            self.writer.close()
-        except OSError as error:
-            self.note("log", error)
-        self.restore_handlers()
-        self.lock.close()
-        if self.stopping:
-            if self.stopping != signal.SIGPIPE:
+        if distributed.RANK == 0:
+            try:
+                self.writer.close()
+            except OSError as error:
+                self.note("log", error)
+            self.lock.close()
+            if self.stopping not in (0, signal.SIGPIPE):
                 print(f"stopped; to go on: --resume {self.folder}", flush=True)
+        distributed.finish()
+        self.restore_handlers()
+        if self.stopping:
             sys.exit(128 + self.stopping)
 
 
@@ -216,9 +271,9 @@ class EpisodeStatistics(nn.Module):
 
     def end_iteration(self):
         """Scalars of the episodes that finished since the last call; where an agent had none its last value stands."""
-        per_agent = self.sums.view(4, self.means.shape[1], -1).sum(2)
+        per_agent = distributed.total(self.sums.view(4, self.means.shape[1], -1).sum(2))
         self.means = torch.where(per_agent[0] > 0, per_agent[1:] / per_agent[0], self.means)
-        count, *totals = self.sums.sum(1)
+        count, *totals = distributed.total(self.sums.sum(1))
         self.sums.zero_()
         return {
             "charts/episodes": count,
@@ -229,6 +284,31 @@ class EpisodeStatistics(nn.Module):
             "charts/leader_objective": self.means[2, 0],
             "charts/best_agent_objective": self.means[2].nan_to_num(-math.inf).max(),
         }
+
+
+def is_shared(value):
+    """Whether all processes hold the same: a network or an optimizer, not what belongs to environments."""
+    network = isinstance(value, nn.Module) and any(True for _ in value.parameters())
+    return network or isinstance(value, torch.optim.Optimizer)
+
+
+def state_dicts(state):
+    """What a checkpoint holds of `state` (name -> tensor or object), name -> copy or state_dict."""
+    return {n: value.clone() if isinstance(value, torch.Tensor) else value.state_dict() for n, value in state.items()}
+
+
+def begin_anew(value, entry):
+    """What to load where a checkpoint's environments cannot go on: curriculum, an agent's latest results, lineage.
+
+    value: of Run's `state`, as it began; entry: what the checkpoint has of it.
+    """
+    if isinstance(value, torch.Tensor):
+        return value
+    if hasattr(value, "step"):  # environments
+        return {**value.state_dict(), **{name: entry[name] for name in getattr(value, "curriculum", ())}}
+    if isinstance(value, nn.Module):
+        return {name: entry[name] if entry[name].shape == x.shape else x for name, x in value.state_dict().items()}
+    return entry
 
 
 def make_folder(name):
