@@ -5,9 +5,9 @@ weighted by its own advantages; optionally, it is rewarded for being distinguish
 and sapg.py, then `diff sapg.py cpo.py`: what CPO adds is marked `# CPO:` with the paper's equation. The rows to imitate
 are spread over SAPG's minibatches, so both algorithms take the same number of gradient steps.
 
-Shape letters: T num_steps, N num_envs, A num_agents (the paper's M), n = N / A, D observation, U action, L latent,
-H lstm_size, M columns of a minibatch, P = (A - 1) n columns to imitate. Layout is always time-major (T, N, ...); a
-minibatch is a random set of columns, all T steps of each.
+Shape letters: T num_steps, N environments of this process, A num_agents (the paper's M), n = N / A, D observation,
+U action, L latent, H lstm_size, M columns of a minibatch, P = (A - 1) n columns to imitate. Layout is always time-major
+(T, N, ...); a minibatch is a random set of columns, all T steps of each.
 """
 
 import math
@@ -41,9 +41,9 @@ class Args:
     engine: str = "auto"
     """physics engine: auto (the fastest one installed) or its name"""
     num_envs: int = 1_024
-    """number of parallel environments"""
+    """number of parallel environments, over all processes"""
     total_timesteps: int = 10_000_000
-    """environment steps over all environments"""
+    """environment steps, over all environments and processes"""
     seed: int = 1
     """random seed"""
     cuda: bool = True
@@ -548,7 +548,8 @@ def main(argv=None):
                     )[1]  # fmt: skip
                     awac_weight = (awac["advantages"][:, awac_columns] / args.awac_temperature).exp()
                     awac_terms = -awac_weight.clamp(max=MAX_AWAC_WEIGHT) * awac_logprob
-                    awac_loss = awac_terms.sum() / harness.average(weight.sum()).clamp(min=1e-8)  # in units of SAPG's rows
+                    rows = harness.average(weight.sum())  # in units of SAPG's rows
+                    awac_loss = awac_terms.sum() / rows.clamp(min=1e-8)
                 total_loss = total_loss + args.awac_coef * awac_loss
                 optimizer.zero_grad()
                 total_loss.backward()

@@ -4,7 +4,7 @@ All agents share the network (gene expression) and differ in a latent vector (ge
 differs enough, the worst are replaced by mutated crossovers of better ones; gradients train everything, as in SAPG.
 Read ppo.py and sapg.py, then `diff sapg.py epo.py`: what EPO adds is marked `# EPO:` with the paper's equation.
 
-Shape letters: T num_steps, N num_envs, A num_agents (the paper's K), n = N / A, D observation, U action, L latent,
+Shape letters: T num_steps, N environments of this process, A num_agents, n = N / A, D observation, U action, L latent,
 H lstm_size, M columns of a minibatch. Layout is always time-major (T, N, ...); a minibatch is a random set of columns,
 all T steps of each.
 """
@@ -39,9 +39,9 @@ class Args:
     engine: str = "auto"
     """physics engine: auto (the fastest one installed) or its name"""
     num_envs: int = 1_024
-    """number of parallel environments"""
+    """number of parallel environments, over all processes"""
     total_timesteps: int = 10_000_000
-    """environment steps over all environments"""
+    """environment steps, over all environments and processes"""
     seed: int = 1
     """random seed"""
     cuda: bool = True
@@ -93,7 +93,7 @@ class Args:
 
     # SAPG
     num_agents: int = 64
-    """A: number of policies, each with num_envs / num_agents environments (EPO: 64)"""
+    """A, the paper's K: number of policies, each with num_envs / num_agents environments (EPO: 64)"""
     latent_dim: int = 32
     """L: size of the latent of each agent (SAPG 4.4: 32, on easy tasks 16)"""
     max_ent_coef: float = 0.0

@@ -4,8 +4,8 @@ Clipped policy and value losses, GAE, running normalisation of observations and 
 bounds loss on the action mean. Schulman et al. 2017 (arXiv 1707.06347), with the details that SAPG (arXiv 2407.20230),
 CPO (arXiv 2603.01741) and EPO (arXiv 2503.19037 v3) build on. What SAPG adds: `diff ppo.py sapg.py`.
 
-Shape letters: T num_steps, N num_envs, D observation, U action, H lstm_size, M columns of a minibatch. Layout is always
-time-major (T, N, ...); a minibatch is a random set of columns, all T steps of each.
+Shape letters: T num_steps, N environments of this process, D observation, U action, H lstm_size, M columns of a
+minibatch. Layout is always time-major (T, N, ...); a minibatch is a random set of columns, all T steps of each.
 """
 
 import math
@@ -37,9 +37,9 @@ class Args:
     engine: str = "auto"
     """physics engine: auto (the fastest one installed) or its name"""
     num_envs: int = 1_024
-    """number of parallel environments"""
+    """number of parallel environments, over all processes"""
     total_timesteps: int = 10_000_000
-    """environment steps over all environments"""
+    """environment steps, over all environments and processes"""
     seed: int = 1
     """random seed"""
     cuda: bool = True

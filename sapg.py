@@ -4,9 +4,9 @@ All agents share the network and differ in a latent vector that is concatenated 
 noise. Followers learn from their own data alone; the leader also learns from theirs, importance weighted. Read ppo.py,
 then `diff ppo.py sapg.py`: what SAPG adds is marked `# SAPG:` with the paper's equation.
 
-Shape letters: T num_steps, N num_envs, A num_agents, n = N / A, D observation, U action, L latent, H lstm_size,
-M columns of a minibatch. Layout is always time-major (T, N, ...); a minibatch is a random set of columns, all T steps
-of each.
+Shape letters: T num_steps, N environments of this process, A num_agents, n = N / A, D observation, U action, L latent,
+H lstm_size, M columns of a minibatch. Layout is always time-major (T, N, ...); a minibatch is a random set of columns,
+all T steps of each.
 """
 
 import math
@@ -39,9 +39,9 @@ class Args:
     engine: str = "auto"
     """physics engine: auto (the fastest one installed) or its name"""
     num_envs: int = 1_024
-    """number of parallel environments"""
+    """number of parallel environments, over all processes"""
     total_timesteps: int = 10_000_000
-    """environment steps over all environments"""
+    """environment steps, over all environments and processes"""
     seed: int = 1
     """random seed"""
     cuda: bool = True

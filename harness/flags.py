@@ -128,7 +128,7 @@ def check_common_args(args):
 
 
 def memory_needed(flags, num_obs, num_actions):
-    """Bytes that a process needs at least: rollout, a minibatch's activations, network, gradients, Adam's two moments."""
+    """Bytes that a process needs: rollout, a minibatch's activations, network, gradients, Adam's two moments."""
     columns, lstm = flags["num_envs"] // distributed.WORLD_SIZE, flags["lstm_size"] if flags["lstm"] else 0
     rows = columns * flags["num_steps"]
     agents, latent = flags.get("num_agents", 1), flags.get("latent_dim", 0)
