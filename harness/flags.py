@@ -54,7 +54,7 @@ def parse_flags(Args, tuned, check_args, argv):
         blocks = getattr(given, "num_agents", 1) * distributed.WORLD_SIZE
         defaults["num_envs"] -= defaults["num_envs"] % max(1, min(blocks, defaults["num_envs"]))  # equal blocks
     args = tyro.cli(Args, args=argv, default=Args(**defaults))
-    args.device = device
+    args.device, uncaught.env_id = device, args.env_id
     check_common_args(args)
     if check_args:
         check_args(args)
@@ -102,18 +102,18 @@ def check_common_args(args):
     if args.seed >= 2**32:
         refuse("--seed", args.seed, "must be below 2**32, numpy's limit")
     processes, agents = distributed.WORLD_SIZE, max(1, getattr(args, "num_agents", 1))
-    if processes > 1 and args.num_envs % (processes * agents):
-        each = f"{processes} processes times {agents} agents" if agents > 1 else f"{processes} processes"
-        refuse("--num-envs", args.num_envs, f"must be a multiple of {processes * agents}: {each}")
     columns = args.num_envs // processes
+    if processes > 1 and args.num_envs % (processes * agents):
+        blocks = f"{processes} processes" + (f" times {agents} agents" if agents > 1 else "")
+        refuse("--num-envs", args.num_envs, f"must be a multiple of {processes * agents}: {blocks}")
     if columns * args.num_steps < 2:
         refuse("--num-steps", args.num_steps, "must be at least 2 with one environment: advantages are normalised")
     if args.num_minibatches > columns:
         owner = "--num-envs" if processes == 1 else "a process"
         refuse("--num-minibatches", args.num_minibatches, f"must be at most the {columns} columns of {owner}")
-    if args.device == "cuda" and distributed.LOCAL_WORLD_SIZE > torch.cuda.device_count():
-        found = f"there are {torch.cuda.device_count()} GPUs"
-        refuse("--nproc_per_node", distributed.LOCAL_WORLD_SIZE, f"{found}; start as many processes, or use --no-cuda")
+    if args.device == "cuda" and distributed.LOCAL_WORLD_SIZE > max(1, torch.cuda.device_count()):
+        gpus = f"must be at most {torch.cuda.device_count()}, the number of GPUs; or use --no-cuda"
+        refuse("--nproc-per-node", distributed.LOCAL_WORLD_SIZE, gpus)
     for name in ("hidden_sizes", "discriminator_sizes"):
         sizes = getattr(args, name, (1,))
         if not sizes or min(sizes) < 1:

@@ -57,20 +57,15 @@ class Run:
         self.handlers = {number: signal.signal(number, self.stop) for number in signals}
 
     def open_folder(self, saved):
-        """A new run's folder, or the lock and the state of the one to go on with; log. Returns the state's checkpoint.
-
-        Ends with status 2 and one line where the state cannot be saved or loaded, or nothing can be written.
-        """
+        """A new folder, or the one to go on in, whose checkpoint is loaded and returned; its lock and its log."""
         args = self.args
         try:
             self.encode(0, 0)  # what cannot be saved is refused now
         except ValueError as error:
             refuse("--env-id", args.env_id, f"cannot be saved: {error}")
-        resumed = None
         if saved:
             self.folder, self.lock = checkpoints.run_folder(args.resume), saved["lock"]
-            # again: nobody else can write it any more
-            resumed = load_checkpoint(args.resume, self.script, self.load)
+            saved = load_checkpoint(args.resume, self.script, self.load)  # again: nobody else can write it any more
         try:
             if not saved:
                 self.folder = make_folder(f"{args.env_id.replace(':', '-')}__{self.script}__{args.seed}")
@@ -82,7 +77,7 @@ class Run:
         threading.excepthook = ignore_writing_error
         rows = "\n".join(f"|{key}|{value}|" for key, value in vars(args).items())
         self.writer.add_text("hyperparameters", f"|flag|value|\n|-|-|\n{rows}", self.global_step)
-        return resumed
+        return saved
 
     def load(self, saved):
         """Go on from a checkpoint. Raises an exception if it does not fit, and may then be called with another one."""
@@ -94,9 +89,10 @@ class Run:
             entry = (saved if is_shared(value) else own)["state"][name]
             if isinstance(value, torch.optim.Optimizer):  # as here, not as where it was written
                 entry["param_groups"][0]["fused"] = value.param_groups[0]["fused"]
-            if not same and not is_shared(value):
-                entry = begin_anew(value, entry)
-            if not isinstance(value, torch.Tensor):
+            if not same and not is_shared(value):  # all episodes begin anew, a curriculum goes on
+                for tensor in getattr(value, "curriculum", ()):
+                    getattr(value, tensor).copy_(entry[tensor])
+            elif not isinstance(value, torch.Tensor):
                 value.load_state_dict(entry)
             elif entry.shape != value.shape:  # copy_ would broadcast
                 raise ValueError(f"{name} has shape {tuple(entry.shape)}, not {tuple(value.shape)}")
@@ -287,28 +283,14 @@ class EpisodeStatistics(nn.Module):
 
 
 def is_shared(value):
-    """Whether all processes hold the same: a network or an optimizer, not what belongs to environments."""
-    network = isinstance(value, nn.Module) and any(True for _ in value.parameters())
-    return network or isinstance(value, torch.optim.Optimizer)
+    """Whether all processes hold the same: networks, optimizers, lineage; not what belongs to environments."""
+    of_environments = isinstance(value, torch.Tensor) or hasattr(value, "reset")
+    return not of_environments and (not isinstance(value, nn.Module) or any(True for _ in value.parameters()))
 
 
 def state_dicts(state):
     """What a checkpoint holds of `state` (name -> tensor or object), name -> copy or state_dict."""
     return {n: value.clone() if isinstance(value, torch.Tensor) else value.state_dict() for n, value in state.items()}
-
-
-def begin_anew(value, entry):
-    """What to load where a checkpoint's environments cannot go on: curriculum, an agent's latest results, lineage.
-
-    value: of Run's `state`, as it began; entry: what the checkpoint has of it.
-    """
-    if isinstance(value, torch.Tensor):
-        return value
-    if hasattr(value, "step"):  # environments
-        return {**value.state_dict(), **{name: entry[name] for name in getattr(value, "curriculum", ())}}
-    if isinstance(value, nn.Module):
-        return {name: entry[name] if entry[name].shape == x.shape else x for name, x in value.state_dict().items()}
-    return entry
 
 
 def make_folder(name):

@@ -179,9 +179,14 @@ def test_scripts_are_short(script, most):
 
 
 def test_the_harness_is_short():
-    """800 lines, and 110 for what keeps runs whole: checksums, locks, other people's checkpoints, memory estimates."""
+    """800 lines; 110 for what keeps runs whole: checksums, locks, other people's checkpoints, memory estimates;
+
+    100 for several processes: one parses, writes and loads, each has environments and a share of the checkpoint. How
+    they talk to each other is in distributed.py.
+    """
     paths = [path for path in HARNESS if path.name != "distributed.py"]
-    assert sum(len(path.read_text().splitlines()) for path in paths) <= 910
+    assert sum(len(path.read_text().splitlines()) for path in paths) <= 1_010
+    assert len((ROOT / "harness" / "distributed.py").read_text().splitlines()) <= 150
 
 
 @pytest.mark.skipif(not shutil.which("diff"), reason="needs diff")
