@@ -115,14 +115,15 @@ def of_each(x):
 
 
 def share(tensors):
-    """Rank 0's tensors become everybody's, in place."""
-    for tensor in tensors:
-        tensor.copy_(broadcast(tensor))
+    """Rank 0's tensors (a list) become everybody's, in place."""
+    values = from_rank_0([tensor.detach().cpu() for tensor in tensors]) if tensors else []
+    for tensor, value in zip(tensors, values):
+        tensor.copy_(value)
 
 
 def share_curriculum(env):
     """The tensors of rank 0's curriculum become everybody's: its environments decide."""
-    share(getattr(env, name) for name in getattr(env, "curriculum", ()))
+    share([getattr(env, name) for name in getattr(env, "curriculum", ())])
 
 
 def average_gradients(module):

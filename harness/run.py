@@ -40,8 +40,8 @@ class Run:
         self.iteration = self.global_step = self.stopping = self.signum = 0
         self.saving, self.failing = False, set()  # what could not be written last time: "log", "checkpoint"
         self.start_time, self.folder = time.monotonic(), ""
-        for value in filter(is_shared, state.values()):
-            distributed.share(value.state_dict().values() if isinstance(value, nn.Module) else ())
+        networks = [value for value in state.values() if is_shared(value) and isinstance(value, nn.Module)]
+        distributed.share([tensor for network in networks for tensor in network.state_dict().values()])
         if distributed.RANK:
             seed_everything((args.seed + distributed.SEED_OFFSET) % 2**32)
         with distributed.Rank0First():

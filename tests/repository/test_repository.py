@@ -9,6 +9,7 @@ import sys
 from dataclasses import fields
 
 import pytest
+import torch.distributed.run as torchrun
 
 import cpo
 import envs
@@ -383,4 +384,6 @@ def test_the_documents_know_what_the_flags_are_called():
     options = {"--" + name.replace("_", "-") for script in SCRIPTS for name in flags(script)}
     options |= {"--" + f.name for f in fields(evaluate.Args)}
     options |= {option.replace("--", "--no-", 1) for option in options} | {"--help", "--logdir"}
+    options |= {option for action in torchrun.get_args_parser()._actions for option in action.option_strings}
+    options |= {f"--{name}" for name in "nodes ntasks-per-node gpus-per-node cpus-per-task signal".split()}  # Slurm's
     assert set(re.findall(r"(?<![\w-])--[a-z][\w-]*", documents())) <= options
