@@ -198,7 +198,8 @@ def test_two_processes_learn_what_one_learns(name, folder, tmp_path, monkeypatch
             torch.testing.assert_close(each["state"]["discriminator"][key], value, rtol=1e-6, atol=2e-6, msg=key)
         lr = [x["state"]["optimizer"]["param_groups"][0]["lr"] for x in (each, one)]
         assert lr[0] == lr[1]
-        torch.testing.assert_close(each["state"]["episodes"]["means"], one["state"]["episodes"]["means"], equal_nan=True)
+        means = (x["state"]["episodes"]["means"] for x in (each, one))
+        torch.testing.assert_close(*means, equal_nan=True)
     ours = torch.cat([each["state"]["env"]["position"].view(AGENTS[name], -1, 2) for each in two], 1)
     torch.testing.assert_close(ours.view(-1, 2), one["state"]["env"]["position"])
 
