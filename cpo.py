@@ -5,9 +5,9 @@ weighted by its own advantages; optionally, it is rewarded for being distinguish
 and sapg.py, then `diff sapg.py cpo.py`: what CPO adds is marked `# CPO:` with the paper's equation. The rows to imitate
 are spread over SAPG's minibatches, so both algorithms take the same number of gradient steps.
 
-Shape letters: T num_steps, N num_envs, A num_agents (the paper's M), n = N / A, D observation, U action, L latent,
-H lstm_size, M columns of a minibatch, P = (A - 1) n columns to imitate. Layout is always time-major (T, N, ...); a
-minibatch is a random set of columns, all T steps of each.
+Shape letters: T num_steps, N environments of this process, A num_agents (the paper's M), n = N / A, D observation,
+U action, L latent, H lstm_size, M columns of a minibatch, P = (A - 1) n columns to imitate. Layout is always time-major
+(T, N, ...); a minibatch is a random set of columns, all T steps of each.
 """
 
 import math
@@ -41,9 +41,9 @@ class Args:
     engine: str = "auto"
     """physics engine: auto (the fastest one installed) or its name"""
     num_envs: int = 1_024
-    """number of parallel environments"""
+    """number of parallel environments, over all processes"""
     total_timesteps: int = 10_000_000
-    """environment steps over all environments"""
+    """environment steps, over all environments and processes"""
     seed: int = 1
     """random seed"""
     cuda: bool = True
@@ -160,9 +160,10 @@ class RunningMeanStd(nn.Module):
     def update(self, x):
         """Merge the moments of x (..., *shape) into the running ones (Chan et al. 1979)."""
         x = x.reshape(-1, *self.mean.shape).double()
-        delta, total = x.mean(0) - self.mean, self.count + len(x)
-        m2 = self.var * self.count + x.var(0, unbiased=False) * len(x) + delta**2 * self.count * len(x) / total
-        self.mean += delta * len(x) / total
+        mean, var, rows = harness.moments(x)  # over all processes
+        delta, total = mean - self.mean, self.count + rows
+        m2 = self.var * self.count + var * rows + delta**2 * self.count * rows / total
+        self.mean += delta * rows / total
         self.var.copy_(m2 / total)
         self.count.copy_(total)
 
@@ -290,7 +291,7 @@ def sample_offpolicy_columns(agent_ids, num_agents, ratio, aggregation):
         others = (agent_ids != learner).nonzero().squeeze(1)
         others = others[torch.randperm(len(others), device=agent_ids.device)]
         if aggregation == "one-follower":  # blocks are equal, so the owner of a random column is a random follower
-            others = others[agent_ids[others] == agent_ids[others[:1]]]
+            others = others[agent_ids[others] == harness.broadcast(agent_ids[others[:1]])]
         columns.append(others[:count])
     return torch.cat(columns), torch.tensor(list(learners), device=agent_ids.device).repeat_interleave(count)
 
@@ -331,11 +332,11 @@ def awac_batch(agent, batch, rewards, next_obs, terminated, args):
     Returns columns (P,) in the leader's block, followers (P,) ids, and advantages (T, P): each follower's own, 1 step.
     Columns are indices, so that no observation is kept twice; chunks keep the memory independent of A.
     """
-    n, device = args.num_envs // args.num_agents, rewards.device
+    n, device = rewards.shape[1] // args.num_agents, rewards.device
     followers = torch.arange(LEADER + 1, args.num_agents if args.awac_coef else LEADER + 1, device=device)
     columns = torch.arange(LEADER * n, (LEADER + 1) * n, device=device).repeat(len(followers))
     followers = followers.repeat_interleave(n)
-    size, advantages = max(n, args.num_envs // args.num_minibatches), [torch.zeros_like(rewards[:, :0])]
+    size, advantages = max(n, rewards.shape[1] // args.num_minibatches), [torch.zeros_like(rewards[:, :0])]
     for chunk, learners in zip(columns.split(size), followers.split(size)):
         if len(chunk):
             relabelled = offpolicy_batch(agent, batch, rewards, next_obs, terminated, chunk, learners, args)
@@ -370,6 +371,7 @@ def discriminator_step(discriminator, optimizer, obs, actions, agent_ids, num_mi
         loss = nn.functional.nll_loss(outputs.flatten(0, 1), labels[:, columns].flatten())
         optimizer.zero_grad()
         loss.backward()
+        harness.average_gradients(discriminator)
         optimizer.step()
     return log_d.gather(-1, labels[..., None]).squeeze(-1), accuracy
 
@@ -388,9 +390,9 @@ def main(argv=None):
     harness.seed_everything(args.seed)
     torch.backends.cuda.matmul.allow_tf32 = True
     env = harness.make_env(args)
-    device, T, N = args.device, args.num_steps, args.num_envs
+    device, T, N = args.device, args.num_steps, env.num_envs
     agent = Agent(env.num_obs, env.num_actions, args).to(device)
-    optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, fused=device == "cuda")
+    optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, fused=device != "cpu")
     if args.adversarial_coef:  # CPO Eq. 12
         discriminator = Discriminator(env.num_obs, env.num_actions, args).to(device)
         discriminator_optimizer = torch.optim.Adam(discriminator.parameters(), lr=args.learning_rate)
@@ -442,7 +444,8 @@ def main(argv=None):
                     )[0]
                 episodes.record(info["episode"])
             values[T] = agent.get_value(obs[T:], agent_ids, dones[T:], next_lstm_state)
-        global_step += T * N
+        global_step += T * args.num_envs
+        harness.share_curriculum(env)
 
         # --------------------------------------------------------------------------------------------------------------
         # Advantages and batch
@@ -493,8 +496,9 @@ def main(argv=None):
         batch["values"] = agent.value_rms.normalize(batch["values"])
         batch["returns"] = agent.value_rms.normalize(batch["returns"])
         advantages = torch.cat([batch["advantages"], awac["advantages"]], 1)  # CPO: one scale for all
-        awac["advantages"] = (awac["advantages"] - advantages.mean()) / (advantages.std() + 1e-8)
-        batch["advantages"] = (batch["advantages"] - advantages.mean()) / (advantages.std() + 1e-8)
+        mean, std = harness.mean_and_std(advantages)  # over all processes
+        awac["advantages"] = (awac["advantages"] - mean) / (std + 1e-8)
+        batch["advantages"] = (batch["advantages"] - mean) / (std + 1e-8)
         diagnosis = harness.diagnose(iteration, agent, batch, args)  # SAPG
         agent.obs_rms.update(obs[:-1])
 
@@ -534,7 +538,7 @@ def main(argv=None):
                 ent_coef = ent_coefs[mb["agent_ids"]]  # SAPG 4.5
                 loss = pg_loss + args.vf_coef * v_loss - ent_coef * entropy + args.bounds_coef * bounds_loss
                 weight = 1 + (args.off_policy_coef - 1) * mb["is_offpolicy"]  # SAPG Eq. 4, 9
-                total_loss = (loss * weight / weight.mean().clamp(min=1e-8)).mean()
+                total_loss = (loss * weight / harness.average(weight.mean()).clamp(min=1e-8)).mean()
                 awac_loss = torch.zeros((), device=device)
                 if len(awac_columns):  # CPO Eq. 10, 11: a follower's log-likelihood of the leader's actions
                     leader_columns = awac["columns"][awac_columns]
@@ -544,10 +548,12 @@ def main(argv=None):
                     )[1]  # fmt: skip
                     awac_weight = (awac["advantages"][:, awac_columns] / args.awac_temperature).exp()
                     awac_terms = -awac_weight.clamp(max=MAX_AWAC_WEIGHT) * awac_logprob
-                    awac_loss = awac_terms.sum() / weight.sum().clamp(min=1e-8)  # in units of SAPG's rows
+                    rows = harness.average(weight.sum())  # in units of SAPG's rows
+                    awac_loss = awac_terms.sum() / rows.clamp(min=1e-8)
                 total_loss = total_loss + args.awac_coef * awac_loss
                 optimizer.zero_grad()
                 total_loss.backward()
+                harness.average_gradients(agent)
                 grad_norm = nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
                 optimizer.step()
 
@@ -560,7 +566,7 @@ def main(argv=None):
                     terms["awac_loss"] = awac_loss  # CPO
                     for name, term in dict(terms, clipfrac=clipfrac, grad_norm=grad_norm).items():
                         step_losses[f"losses/{name}"].append(term.mean())
-            kl, group = torch.stack(kls).mean().item(), optimizer.param_groups[0]
+            kl, group = harness.average(torch.stack(kls).mean()).item(), optimizer.param_groups[0]
             if epoch or args.num_minibatches > 1:  # the KL of an iteration's first minibatch is 0 by construction
                 group["lr"] = adapt_learning_rate(group["lr"], kl, args.kl_threshold)
         losses = {name: torch.stack(steps) for name, steps in step_losses.items()}

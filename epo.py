@@ -4,7 +4,7 @@ All agents share the network (gene expression) and differ in a latent vector (ge
 differs enough, the worst are replaced by mutated crossovers of better ones; gradients train everything, as in SAPG.
 Read ppo.py and sapg.py, then `diff sapg.py epo.py`: what EPO adds is marked `# EPO:` with the paper's equation.
 
-Shape letters: T num_steps, N num_envs, A num_agents (the paper's K), n = N / A, D observation, U action, L latent,
+Shape letters: T num_steps, N environments of this process, A num_agents, n = N / A, D observation, U action, L latent,
 H lstm_size, M columns of a minibatch. Layout is always time-major (T, N, ...); a minibatch is a random set of columns,
 all T steps of each.
 """
@@ -39,9 +39,9 @@ class Args:
     engine: str = "auto"
     """physics engine: auto (the fastest one installed) or its name"""
     num_envs: int = 1_024
-    """number of parallel environments"""
+    """number of parallel environments, over all processes"""
     total_timesteps: int = 10_000_000
-    """environment steps over all environments"""
+    """environment steps, over all environments and processes"""
     seed: int = 1
     """random seed"""
     cuda: bool = True
@@ -93,7 +93,7 @@ class Args:
 
     # SAPG
     num_agents: int = 64
-    """A: number of policies, each with num_envs / num_agents environments (EPO: 64)"""
+    """A, the paper's K: number of policies, each with num_envs / num_agents environments (EPO: 64)"""
     latent_dim: int = 32
     """L: size of the latent of each agent (SAPG 4.4: 32, on easy tasks 16)"""
     max_ent_coef: float = 0.0
@@ -161,9 +161,10 @@ class RunningMeanStd(nn.Module):
     def update(self, x):
         """Merge the moments of x (..., *shape) into the running ones (Chan et al. 1979)."""
         x = x.reshape(-1, *self.mean.shape).double()
-        delta, total = x.mean(0) - self.mean, self.count + len(x)
-        m2 = self.var * self.count + x.var(0, unbiased=False) * len(x) + delta**2 * self.count * len(x) / total
-        self.mean += delta * len(x) / total
+        mean, var, rows = harness.moments(x)  # over all processes
+        delta, total = mean - self.mean, self.count + rows
+        m2 = self.var * self.count + var * rows + delta**2 * self.count * rows / total
+        self.mean += delta * rows / total
         self.var.copy_(m2 / total)
         self.count.copy_(total)
 
@@ -291,7 +292,7 @@ def sample_offpolicy_columns(agent_ids, num_agents, ratio, aggregation):
         others = (agent_ids != learner).nonzero().squeeze(1)
         others = others[torch.randperm(len(others), device=agent_ids.device)]
         if aggregation == "one-follower":  # blocks are equal, so the owner of a random column is a random follower
-            others = others[agent_ids[others] == agent_ids[others[:1]]]
+            others = others[agent_ids[others] == harness.broadcast(agent_ids[others[:1]])]
         columns.append(others[:count])
     return torch.cat(columns), torch.tensor(list(learners), device=agent_ids.device).repeat_interleave(count)
 
@@ -348,12 +349,12 @@ class Fitness(nn.Module):
     def per_agent(self):
         """Mean score (A,); NaN, not known, where fewer than 90 % of the agent's environments have one."""
         valid = self.valid.view(self.blocks).float()
-        mean = (self.score.view(self.blocks) * valid).sum(1) / valid.sum(1)
-        return torch.where(valid.mean(1) >= 0.9, mean, float("nan"))
+        score, count = harness.average(torch.stack([self.score.view(self.blocks) * valid, valid]).sum(2))
+        return torch.where(count >= 0.9 * self.blocks[1], score / count, float("nan"))
 
     def episodes(self):
         """Finished episodes per environment: in all, and since the last GA step."""
-        total, before = self.finished.tolist()
+        total, before = harness.average(self.finished.double()).tolist()
         return total / len(self.score), (total - before) / len(self.score)
 
     def new_genomes(self, agents):
@@ -401,7 +402,8 @@ def genetic_algorithm_step(latents, fitness, optimizer, args):
         state["exp_avg"][child] = 0.0
         state["exp_avg_sq"][child] = 0.5 * (state["exp_avg_sq"][i] + state["exp_avg_sq"][j])
         lineage.append((child, i, j))
-    return lineage
+    harness.share([latents, *optimizer.state[latents].values()])  # rank 0's children are everybody's
+    return harness.from_rank_0(lineage)
 
 
 def adapt_learning_rate(lr, kl, threshold):
@@ -418,9 +420,9 @@ def main(argv=None):
     harness.seed_everything(args.seed)
     torch.backends.cuda.matmul.allow_tf32 = True
     env = harness.make_env(args)
-    device, T, N = args.device, args.num_steps, args.num_envs
+    device, T, N = args.device, args.num_steps, env.num_envs
     agent = Agent(env.num_obs, env.num_actions, args).to(device)
-    optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, fused=device == "cuda")
+    optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, fused=device != "cpu")
     # SAPG: the agent of each environment, and the entropy coefficient of each agent
     agent_ids = torch.arange(args.num_agents, device=device).repeat_interleave(N // args.num_agents)[None]  # (1, N)
     ent_coefs = args.ent_coef + torch.linspace(0.0, args.max_ent_coef, args.num_agents, device=device)  # (A,)
@@ -484,7 +486,8 @@ def main(argv=None):
                 episodes.record(info["episode"])
                 fitness.record(info["episode"])  # EPO
             values[T] = agent.get_value(obs[T:], agent_ids, dones[T:], next_lstm_state)
-        global_step += T * N
+        global_step += T * args.num_envs
+        harness.share_curriculum(env)
 
         # --------------------------------------------------------------------------------------------------------------
         # Advantages and batch
@@ -524,7 +527,8 @@ def main(argv=None):
         batch["values"] = agent.value_rms.normalize(batch["values"])
         batch["returns"] = agent.value_rms.normalize(batch["returns"])
         advantages = batch["advantages"]
-        batch["advantages"] = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
+        mean, std = harness.mean_and_std(advantages)  # over all processes
+        batch["advantages"] = (advantages - mean) / (std + 1e-8)
         diagnosis = harness.diagnose(iteration, agent, batch, args)  # SAPG
         agent.obs_rms.update(obs[:-1])
 
@@ -554,9 +558,10 @@ def main(argv=None):
                 ent_coef = ent_coefs[mb["agent_ids"]]  # SAPG 4.5
                 loss = pg_loss + args.vf_coef * v_loss - ent_coef * entropy + args.bounds_coef * bounds_loss
                 weight = 1 + (args.off_policy_coef - 1) * mb["is_offpolicy"]  # SAPG Eq. 4, 9
-                total_loss = (loss * weight / weight.mean().clamp(min=1e-8)).mean()
+                total_loss = (loss * weight / harness.average(weight.mean()).clamp(min=1e-8)).mean()
                 optimizer.zero_grad()
                 total_loss.backward()
+                harness.average_gradients(agent)
                 grad_norm = nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
                 optimizer.step()
 
@@ -568,7 +573,7 @@ def main(argv=None):
                     terms = dict(policy_loss=pg_loss, value_loss=v_loss, entropy=entropy, bounds_loss=bounds_loss)
                     for name, term in dict(terms, clipfrac=clipfrac, grad_norm=grad_norm).items():
                         step_losses[f"losses/{name}"].append(term.mean())
-            kl, group = torch.stack(kls).mean().item(), optimizer.param_groups[0]
+            kl, group = harness.average(torch.stack(kls).mean()).item(), optimizer.param_groups[0]
             if epoch or args.num_minibatches > 1:  # the KL of an iteration's first minibatch is 0 by construction
                 group["lr"] = adapt_learning_rate(group["lr"], kl, args.kl_threshold)
         losses = {name: torch.stack(steps) for name, steps in step_losses.items()}

@@ -4,8 +4,8 @@ Clipped policy and value losses, GAE, running normalisation of observations and 
 bounds loss on the action mean. Schulman et al. 2017 (arXiv 1707.06347), with the details that SAPG (arXiv 2407.20230),
 CPO (arXiv 2603.01741) and EPO (arXiv 2503.19037 v3) build on. What SAPG adds: `diff ppo.py sapg.py`.
 
-Shape letters: T num_steps, N num_envs, D observation, U action, H lstm_size, M columns of a minibatch. Layout is always
-time-major (T, N, ...); a minibatch is a random set of columns, all T steps of each.
+Shape letters: T num_steps, N environments of this process, D observation, U action, H lstm_size, M columns of a
+minibatch. Layout is always time-major (T, N, ...); a minibatch is a random set of columns, all T steps of each.
 """
 
 import math
@@ -37,9 +37,9 @@ class Args:
     engine: str = "auto"
     """physics engine: auto (the fastest one installed) or its name"""
     num_envs: int = 1_024
-    """number of parallel environments"""
+    """number of parallel environments, over all processes"""
     total_timesteps: int = 10_000_000
-    """environment steps over all environments"""
+    """environment steps, over all environments and processes"""
     seed: int = 1
     """random seed"""
     cuda: bool = True
@@ -109,9 +109,10 @@ class RunningMeanStd(nn.Module):
     def update(self, x):
         """Merge the moments of x (..., *shape) into the running ones (Chan et al. 1979)."""
         x = x.reshape(-1, *self.mean.shape).double()
-        delta, total = x.mean(0) - self.mean, self.count + len(x)
-        m2 = self.var * self.count + x.var(0, unbiased=False) * len(x) + delta**2 * self.count * len(x) / total
-        self.mean += delta * len(x) / total
+        mean, var, rows = harness.moments(x)  # over all processes
+        delta, total = mean - self.mean, self.count + rows
+        m2 = self.var * self.count + var * rows + delta**2 * self.count * rows / total
+        self.mean += delta * rows / total
         self.var.copy_(m2 / total)
         self.count.copy_(total)
 
@@ -234,9 +235,9 @@ def main(argv=None):
     harness.seed_everything(args.seed)
     torch.backends.cuda.matmul.allow_tf32 = True
     env = harness.make_env(args)
-    device, T, N = args.device, args.num_steps, args.num_envs
+    device, T, N = args.device, args.num_steps, env.num_envs
     agent = Agent(env.num_obs, env.num_actions, args).to(device)
-    optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, fused=device == "cuda")
+    optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, fused=device != "cpu")
 
     # Storage: entry T of obs, dones and values is the step after the window
     obs = torch.zeros(T + 1, N, env.num_obs, device=device)
@@ -278,7 +279,8 @@ def main(argv=None):
                     )[0]
                 episodes.record(info["episode"])
             values[T] = agent.get_value(obs[T:], dones[T:], next_lstm_state)
-        global_step += T * N
+        global_step += T * args.num_envs
+        harness.share_curriculum(env)
 
         # --------------------------------------------------------------------------------------------------------------
         # Advantages and batch
@@ -307,7 +309,8 @@ def main(argv=None):
         agent.value_rms.update(returns)
         batch["values"] = agent.value_rms.normalize(batch["values"])
         batch["returns"] = agent.value_rms.normalize(batch["returns"])
-        batch["advantages"] = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
+        mean, std = harness.mean_and_std(advantages)  # over all processes
+        batch["advantages"] = (advantages - mean) / (std + 1e-8)
         agent.obs_rms.update(obs[:-1])
 
         # --------------------------------------------------------------------------------------------------------------
@@ -336,6 +339,7 @@ def main(argv=None):
                 total_loss = loss.mean()
                 optimizer.zero_grad()
                 total_loss.backward()
+                harness.average_gradients(agent)
                 grad_norm = nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
                 optimizer.step()
 
@@ -347,7 +351,7 @@ def main(argv=None):
                     terms = dict(policy_loss=pg_loss, value_loss=v_loss, entropy=entropy, bounds_loss=bounds_loss)
                     for name, term in dict(terms, clipfrac=clipfrac, grad_norm=grad_norm).items():
                         step_losses[f"losses/{name}"].append(term.mean())
-            kl, group = torch.stack(kls).mean().item(), optimizer.param_groups[0]
+            kl, group = harness.average(torch.stack(kls).mean()).item(), optimizer.param_groups[0]
             if epoch or args.num_minibatches > 1:  # the KL of an iteration's first minibatch is 0 by construction
                 group["lr"] = adapt_learning_rate(group["lr"], kl, args.kl_threshold)
         losses = {name: torch.stack(steps) for name, steps in step_losses.items()}

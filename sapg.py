@@ -4,9 +4,9 @@ All agents share the network and differ in a latent vector that is concatenated 
 noise. Followers learn from their own data alone; the leader also learns from theirs, importance weighted. Read ppo.py,
 then `diff ppo.py sapg.py`: what SAPG adds is marked `# SAPG:` with the paper's equation.
 
-Shape letters: T num_steps, N num_envs, A num_agents, n = N / A, D observation, U action, L latent, H lstm_size,
-M columns of a minibatch. Layout is always time-major (T, N, ...); a minibatch is a random set of columns, all T steps
-of each.
+Shape letters: T num_steps, N environments of this process, A num_agents, n = N / A, D observation, U action, L latent,
+H lstm_size, M columns of a minibatch. Layout is always time-major (T, N, ...); a minibatch is a random set of columns,
+all T steps of each.
 """
 
 import math
@@ -39,9 +39,9 @@ class Args:
     engine: str = "auto"
     """physics engine: auto (the fastest one installed) or its name"""
     num_envs: int = 1_024
-    """number of parallel environments"""
+    """number of parallel environments, over all processes"""
     total_timesteps: int = 10_000_000
-    """environment steps over all environments"""
+    """environment steps, over all environments and processes"""
     seed: int = 1
     """random seed"""
     cuda: bool = True
@@ -142,9 +142,10 @@ class RunningMeanStd(nn.Module):
     def update(self, x):
         """Merge the moments of x (..., *shape) into the running ones (Chan et al. 1979)."""
         x = x.reshape(-1, *self.mean.shape).double()
-        delta, total = x.mean(0) - self.mean, self.count + len(x)
-        m2 = self.var * self.count + x.var(0, unbiased=False) * len(x) + delta**2 * self.count * len(x) / total
-        self.mean += delta * len(x) / total
+        mean, var, rows = harness.moments(x)  # over all processes
+        delta, total = mean - self.mean, self.count + rows
+        m2 = self.var * self.count + var * rows + delta**2 * self.count * rows / total
+        self.mean += delta * rows / total
         self.var.copy_(m2 / total)
         self.count.copy_(total)
 
@@ -272,7 +273,7 @@ def sample_offpolicy_columns(agent_ids, num_agents, ratio, aggregation):
         others = (agent_ids != learner).nonzero().squeeze(1)
         others = others[torch.randperm(len(others), device=agent_ids.device)]
         if aggregation == "one-follower":  # blocks are equal, so the owner of a random column is a random follower
-            others = others[agent_ids[others] == agent_ids[others[:1]]]
+            others = others[agent_ids[others] == harness.broadcast(agent_ids[others[:1]])]
         columns.append(others[:count])
     return torch.cat(columns), torch.tensor(list(learners), device=agent_ids.device).repeat_interleave(count)
 
@@ -318,9 +319,9 @@ def main(argv=None):
     harness.seed_everything(args.seed)
     torch.backends.cuda.matmul.allow_tf32 = True
     env = harness.make_env(args)
-    device, T, N = args.device, args.num_steps, args.num_envs
+    device, T, N = args.device, args.num_steps, env.num_envs
     agent = Agent(env.num_obs, env.num_actions, args).to(device)
-    optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, fused=device == "cuda")
+    optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, fused=device != "cpu")
     # SAPG: the agent of each environment, and the entropy coefficient of each agent
     agent_ids = torch.arange(args.num_agents, device=device).repeat_interleave(N // args.num_agents)[None]  # (1, N)
     ent_coefs = args.ent_coef + torch.linspace(0.0, args.max_ent_coef, args.num_agents, device=device)  # (A,)
@@ -367,7 +368,8 @@ def main(argv=None):
                     )[0]
                 episodes.record(info["episode"])
             values[T] = agent.get_value(obs[T:], agent_ids, dones[T:], next_lstm_state)
-        global_step += T * N
+        global_step += T * args.num_envs
+        harness.share_curriculum(env)
 
         # --------------------------------------------------------------------------------------------------------------
         # Advantages and batch
@@ -407,7 +409,8 @@ def main(argv=None):
         batch["values"] = agent.value_rms.normalize(batch["values"])
         batch["returns"] = agent.value_rms.normalize(batch["returns"])
         advantages = batch["advantages"]
-        batch["advantages"] = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
+        mean, std = harness.mean_and_std(advantages)  # over all processes
+        batch["advantages"] = (advantages - mean) / (std + 1e-8)
         diagnosis = harness.diagnose(iteration, agent, batch, args)  # SAPG
         agent.obs_rms.update(obs[:-1])
 
@@ -437,9 +440,10 @@ def main(argv=None):
                 ent_coef = ent_coefs[mb["agent_ids"]]  # SAPG 4.5
                 loss = pg_loss + args.vf_coef * v_loss - ent_coef * entropy + args.bounds_coef * bounds_loss
                 weight = 1 + (args.off_policy_coef - 1) * mb["is_offpolicy"]  # SAPG Eq. 4, 9
-                total_loss = (loss * weight / weight.mean().clamp(min=1e-8)).mean()
+                total_loss = (loss * weight / harness.average(weight.mean()).clamp(min=1e-8)).mean()
                 optimizer.zero_grad()
                 total_loss.backward()
+                harness.average_gradients(agent)
                 grad_norm = nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
                 optimizer.step()
 
@@ -451,7 +455,7 @@ def main(argv=None):
                     terms = dict(policy_loss=pg_loss, value_loss=v_loss, entropy=entropy, bounds_loss=bounds_loss)
                     for name, term in dict(terms, clipfrac=clipfrac, grad_norm=grad_norm).items():
                         step_losses[f"losses/{name}"].append(term.mean())
-            kl, group = torch.stack(kls).mean().item(), optimizer.param_groups[0]
+            kl, group = harness.average(torch.stack(kls).mean()).item(), optimizer.param_groups[0]
             if epoch or args.num_minibatches > 1:  # the KL of an iteration's first minibatch is 0 by construction
                 group["lr"] = adapt_learning_rate(group["lr"], kl, args.kl_threshold)
         losses = {name: torch.stack(steps) for name, steps in step_losses.items()}

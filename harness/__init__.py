@@ -1,11 +1,14 @@
 """What every script needs and no paper is about: flags, tuned hyperparameters, a run's folder, and diagnostics."""
 
-from harness.checkpoints import comes_with_run, load_checkpoint, refuse
+from harness.checkpoints import comes_with_run, load_checkpoint, refuse, seed_everything
 from harness.diagnostics import LineageStats, diagnose, population_scalars
-from harness.flags import check_saved_flags, make_env, parse_args, seed_everything
+from harness.distributed import average, average_gradients, broadcast, from_rank_0, mean_and_std, moments, share
+from harness.distributed import share_curriculum
+from harness.flags import check_saved_flags, make_env, parse_args
 from harness.run import EpisodeStatistics, Run
 
 __all__ = (
-    "EpisodeStatistics LineageStats Run check_saved_flags comes_with_run diagnose load_checkpoint make_env parse_args"
-    " population_scalars refuse seed_everything"
+    "EpisodeStatistics LineageStats Run average average_gradients broadcast check_saved_flags comes_with_run diagnose"
+    " from_rank_0 load_checkpoint make_env mean_and_std moments parse_args population_scalars refuse seed_everything"
+    " share share_curriculum"
 ).split()

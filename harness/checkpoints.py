@@ -179,10 +179,17 @@ def lock_folder(folder):
     return file
 
 
+def seed_everything(seed):
+    """Seed the global generators of Python, numpy and torch; environments have generators of their own."""
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+
+
 def random_state():
     """The state of all global random generators, as plain tensors and numbers."""
     name, keys, *rest = np.random.get_state()
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    cuda = [torch.cuda.get_rng_state()] if torch.cuda.is_available() else []  # of the GPU in use
     return {
         "python": random.getstate(), "numpy": [name, keys.tolist(), *rest], "torch": torch.get_rng_state(), "cuda": cuda
     }
@@ -192,4 +199,5 @@ def set_random_state(state):
     random.setstate(state["python"])
     np.random.set_state(tuple(state["numpy"]))
     torch.set_rng_state(state["torch"])
-    torch.cuda.set_rng_state_all(state["cuda"][: torch.cuda.device_count()])  # there may have been more GPUs
+    for cuda in state["cuda"][: min(1, torch.cuda.device_count())]:  # there may be none any more
+        torch.cuda.set_rng_state(cuda)

@@ -6,6 +6,8 @@ import numpy as np
 import torch
 from torch.distributions import kl_divergence
 
+from harness import distributed
+
 LEADER = 0
 MAX_LOG_RATIO = 20.0
 INPUTS = ("obs", "agent_ids", "dones", "lstm_state", "actions")  # of Agent.get_action_and_value
@@ -26,8 +28,9 @@ def diagnose(iteration, agent, batch, args):
         logprob = agent.get_action_and_value(*(rows[key] for key in INPUTS))[1]
         return (logprob - rows["logprobs"]).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
 
-    on = {key: value[:, : args.num_envs] for key, value in batch.items()}
-    off = {key: value[:, args.num_envs :] for key, value in batch.items()}
+    columns = args.num_envs // distributed.WORLD_SIZE  # of this process; Run.log averages over all
+    on = {key: value[:, :columns] for key, value in batch.items()}
+    off = {key: value[:, columns:] for key, value in batch.items()}
     shown = torch.linspace(0, args.num_agents - 1, min(args.num_agents, 9)).round().long().tolist()
     kls = kl_matrix(agent, on, shown, args.num_agents)
     log_ratios = log_ratio({**on, "agent_ids": torch.full_like(on["agent_ids"], LEADER)})
@@ -41,7 +44,7 @@ def diagnose(iteration, agent, batch, args):
         values.update({
             "population/is_ratio_deviation": deviation[LEADER + 1 :].mean(),
             "population/is_ratio_deviation_max": deviation[LEADER + 1 :].max(),
-            "population/is_log_ratio_median": log_ratios[:, args.num_envs // args.num_agents :].abs().median(),
+            "population/is_log_ratio_median": log_ratios[:, columns // args.num_agents :].abs().median(),
             "population/ess_rate": ess,
             "population/leader_is_nearest": (nearest[1:] == LEADER).float().mean(),
             "population/kl_to_leader": kls[1:, LEADER].mean(),

@@ -2,18 +2,16 @@
 
 import functools
 import os
-import random
 import sys
 from dataclasses import fields
 
 import envs  # before torch: Isaac Gym must be imported first
 from envs import checks, uncaught
 
-import numpy as np
 import torch
 import tyro
 
-from harness import checkpoints
+from harness import checkpoints, distributed
 from harness.checkpoints import load_checkpoint, refuse
 from harness.hyperparameters import CPU
 from harness.run import script_name
@@ -28,7 +26,23 @@ def parse_args(Args, tuned, check_args=None, argv=None):
 
     tuned: the script's table of harness/hyperparameters.py. check_args(args): the script's own refusals.
     Returns args and the checkpoint, None for a new run. Ends with status 2 and one line where flags cannot work.
+    Rank 0 does this for all processes, and alone has the checkpoint.
     """
+    args = saved = None
+    distributed.start()
+    with distributed.Rank0First():
+        if distributed.RANK == 0:
+            args, saved = parse_flags(Args, tuned, check_args, argv)
+    args = distributed.from_rank_0(args)
+    uncaught.env_id = args.env_id
+    if args.device != "cpu" and distributed.WORLD_SIZE > 1:
+        args.device = f"cuda:{distributed.LOCAL_RANK}"
+        torch.cuda.set_device(args.device)
+    return args, saved
+
+
+def parse_flags(Args, tuned, check_args, argv):
+    """parse_args in one process."""
     given = tyro.cli(Args, args=argv, add_help=False, return_unknown_args=True)[0]
     device = "cuda" if given.cuda and torch.cuda.is_available() else "cpu"
     saved, cpu_row = None, CPU.get(given.env_id, {}) if device == "cpu" else {}
@@ -37,8 +51,8 @@ def parse_args(Args, tuned, check_args=None, argv=None):
         defaults = {f.name: saved["args"][f.name] for f in fields(Args) if f.init and f.name in saved["args"]}
     else:
         defaults = {"num_envs": Args.num_envs, **tuned.get(given.env_id, {}), **cpu_row, "env_id": given.env_id}
-        agents = getattr(given, "num_agents", 1)
-        defaults["num_envs"] -= defaults["num_envs"] % max(1, min(agents, defaults["num_envs"]))  # equal blocks
+        blocks = getattr(given, "num_agents", 1) * distributed.WORLD_SIZE
+        defaults["num_envs"] -= defaults["num_envs"] % max(1, min(blocks, defaults["num_envs"]))  # equal blocks
     args = tyro.cli(Args, args=argv, default=Args(**defaults))
     args.device, uncaught.env_id = device, args.env_id
     check_common_args(args)
@@ -87,10 +101,19 @@ def check_common_args(args):
         refuse("--critic-n-step", args.critic_n_step, f"must be at most --num-steps, {args.num_steps}")
     if args.seed >= 2**32:
         refuse("--seed", args.seed, "must be below 2**32, numpy's limit")
-    if args.num_envs * args.num_steps < 2:
+    processes, agents = distributed.WORLD_SIZE, max(1, getattr(args, "num_agents", 1))
+    columns = args.num_envs // processes
+    if processes > 1 and args.num_envs % (processes * agents):
+        blocks = f"{processes} processes" + (f" times {agents} agents" if agents > 1 else "")
+        refuse("--num-envs", args.num_envs, f"must be a multiple of {processes * agents}: {blocks}")
+    if columns * args.num_steps < 2:
         refuse("--num-steps", args.num_steps, "must be at least 2 with one environment: advantages are normalised")
-    if args.num_minibatches > args.num_envs:
-        refuse("--num-minibatches", args.num_minibatches, f"must be at most the {args.num_envs} columns of --num-envs")
+    if args.num_minibatches > columns:
+        owner = "--num-envs" if processes == 1 else "a process"
+        refuse("--num-minibatches", args.num_minibatches, f"must be at most the {columns} columns of {owner}")
+    if args.device == "cuda" and distributed.LOCAL_WORLD_SIZE > max(1, torch.cuda.device_count()):
+        gpus = f"must be at most {torch.cuda.device_count()}, the number of GPUs; or use --no-cuda"
+        refuse("--nproc-per-node", distributed.LOCAL_WORLD_SIZE, gpus)
     for name in ("hidden_sizes", "discriminator_sizes"):
         sizes = getattr(args, name, (1,))
         if not sizes or min(sizes) < 1:
@@ -105,23 +128,24 @@ def check_common_args(args):
 
 
 def memory_needed(flags, num_obs, num_actions):
-    """Bytes that a run needs at least: rollout, a minibatch's activations, network, gradients, Adam's two moments."""
-    rows, lstm = flags["num_envs"] * flags["num_steps"], flags["lstm_size"] if flags["lstm"] else 0
+    """Bytes that a process needs: rollout, a minibatch's activations, network, gradients, Adam's two moments."""
+    columns, lstm = flags["num_envs"] // distributed.WORLD_SIZE, flags["lstm_size"] if flags["lstm"] else 0
+    rows = columns * flags["num_steps"]
     agents, latent = flags.get("num_agents", 1), flags.get("latent_dim", 0)
     width, hidden, discriminator = num_obs + latent, flags["hidden_sizes"], flags.get("discriminator_sizes", ())
     layers = list(zip((lstm or width, *hidden), (*hidden, num_actions))) * (1 + flags["separate_critic"])
     if discriminator and flags["adversarial_coef"]:
         layers += zip((num_obs + num_actions, *discriminator), (*discriminator, agents))
     weights = sum(a * b for a, b in layers) + 4 * lstm * (width + lstm) + agents * (latent + num_actions)
-    rollout = rows * (num_obs + 2 * num_actions + 5) + 2 * flags["num_envs"] * lstm
+    rollout = rows * (num_obs + 2 * num_actions + 5) + 2 * columns * lstm
     activations = rows // flags["num_minibatches"] * (width + 2 * sum(hidden) + 4 * lstm)
     return 4 * (rollout + activations + 4 * weights)
 
 
 def check_memory(args, num_obs=1, num_actions=1):
     """Refuse what cannot fit: the flag that takes the most, with the largest value that fits beside the others."""
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    if args.device == "cuda":
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // distributed.LOCAL_WORLD_SIZE
+    if args.device != "cpu":
         memory = torch.cuda.mem_get_info()[0]
 
     def needed(name, most):
@@ -174,24 +198,22 @@ def describe_cpu_defaults(args, cpu_row, tuned_row):
     )
 
 
-def seed_everything(seed):
-    """Seed the global generators of Python, numpy and torch; environments have generators of their own."""
-    random.seed(seed)
-    np.random.seed(seed)
-    torch.manual_seed(seed)
-
-
 def make_env(args):
-    """The environments of a run. Prints its first line; refuses what the engine cannot hold."""
-    try:
-        env = envs.make(args.env_id, args.num_envs, args.device, args.seed, args.engine, staggered=True)
-    except ValueError as error:
-        if uncaught.raised_in(error, args.env_id):
-            raise
-        refuse("--num-envs", args.num_envs, error)
-    checks.check_first_calls(env, args.num_envs, functools.partial(refuse, "--env-id", args.env_id))
-    check_memory(args, env.num_obs, env.num_actions)
+    """The environments of this process. Prints the run's first line; refuses what the engine cannot hold."""
+    num_envs, seed = args.num_envs // distributed.WORLD_SIZE, (args.seed + distributed.SEED_OFFSET) % 2**32
+    with distributed.Rank0First():
+        try:
+            env = envs.make(args.env_id, num_envs, args.device, seed, args.engine, staggered=True)
+        except ValueError as error:
+            if uncaught.raised_in(error, args.env_id):
+                raise
+            refuse("--num-envs", args.num_envs, error)
+        checks.check_first_calls(env, num_envs, functools.partial(refuse, "--env-id", args.env_id))
+        check_memory(args, env.num_obs, env.num_actions)
     engine = getattr(env, "engine_name", "its own")
-    threads = torch.get_num_threads()
-    uncaught.say(f"{args.env_id}: engine {engine}, {args.device}, {threads} threads, {args.num_envs:,} environments")
+    processes = f"{distributed.WORLD_SIZE} processes, " if distributed.WORLD_SIZE > 1 else ""
+    uncaught.say(
+        f"{args.env_id}: engine {engine}, {args.device}, {processes}{torch.get_num_threads()} threads, "
+        f"{args.num_envs:,} environments"
+    )
     return env

@@ -18,12 +18,15 @@ import torch
 import torch.nn as nn
 from torch.utils.tensorboard import SummaryWriter
 
-from harness import checkpoints
-from harness.checkpoints import load_checkpoint, random_state, refuse, set_random_state
+from harness import checkpoints, distributed
+from harness.checkpoints import load_checkpoint, random_state, refuse, seed_everything, set_random_state
 
 
 class Run:
     """One training run. `state` names all that it is; what is missing there is lost on --resume.
+
+    In several processes, all call the same methods and rank 0 alone writes. All begin with its network; their random
+    numbers differ from here on.
 
     state: name -> an object with state_dict and load_state_dict, or a tensor, which is saved as it is and restored in
     place. Tensors must belong to the running episodes: where the environment cannot restore those, they are left alone.
@@ -36,10 +39,29 @@ class Run:
         self.script = script_name(type(args))
         self.iteration = self.global_step = self.stopping = self.signum = 0
         self.saving, self.failing = False, set()  # what could not be written last time: "log", "checkpoint"
-        self.start_time = time.monotonic()
+        self.start_time, self.folder = time.monotonic(), ""
+        networks = [value for value in state.values() if is_shared(value) and isinstance(value, nn.Module)]
+        distributed.share([tensor for network in networks for tensor in network.state_dict().values()])
+        if distributed.RANK:
+            seed_everything((args.seed + distributed.SEED_OFFSET) % 2**32)
+        with distributed.Rank0First():
+            if distributed.RANK == 0:
+                saved = self.open_folder(saved)
+        self.folder, saved = distributed.from_rank_0((self.folder, saved))
+        distributed.run_folder = self.folder
+        if saved and distributed.RANK:
+            self.load(saved)
+        signals = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
+        if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:  # nohup
+            signals.remove(signal.SIGHUP)
+        self.handlers = {number: signal.signal(number, self.stop) for number in signals}
+
+    def open_folder(self, saved):
+        """A new folder, or the one to go on in, whose checkpoint is loaded and returned; its lock and its log."""
+        args = self.args
         try:  # what cannot be saved and loaded is refused now
-            first = checkpoints.decode(self.encode(0, 0))
-            if getattr(state["env"], "resumes_exactly", True):
+            first = checkpoints.decode(self.encode(0, 0, [{}] * (distributed.WORLD_SIZE - 1)))
+            if getattr(self.state["env"], "resumes_exactly", True):
                 self.load(first)
         except Exception as error:
             if uncaught.raised_in(error, args.env_id):
@@ -48,7 +70,7 @@ class Run:
             refuse("--env-id", args.env_id, f"cannot be saved and loaded: {message}")
         if saved:
             self.folder, self.lock = checkpoints.run_folder(args.resume), saved["lock"]
-            load_checkpoint(args.resume, self.script, self.load)  # again: nobody else can write it any more
+            saved = load_checkpoint(args.resume, self.script, self.load)  # again: nobody else can write it any more
         try:
             if not saved:
                 self.folder = make_folder(f"{args.env_id.replace(':', '-')}__{self.script}__{args.seed}")
@@ -59,19 +81,24 @@ class Run:
             refuse("runs", "cannot be written", error)
         rows = "\n".join(f"|{key}|{value}|" for key, value in vars(args).items())
         self.writer.add_text("hyperparameters", f"|flag|value|\n|-|-|\n{rows}", self.global_step)
-        signals = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
-        if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:  # nohup
-            signals.remove(signal.SIGHUP)
-        self.handlers = {number: signal.signal(number, self.stop) for number in signals}
+        return saved
 
     def load(self, saved):
         """Go on from a checkpoint. Raises an exception if it does not fit, and may then be called with another one."""
-        exact = getattr(self.state["env"], "resumes_exactly", True)
+        parts = [saved, *saved.get("other_processes", [])]  # checkpoints of a single process once had no such entry
+        same = len(parts) == distributed.WORLD_SIZE
+        own = parts[distributed.RANK] if same else saved
+        exact = same and getattr(self.state["env"], "resumes_exactly", True)
         for name, value in self.state.items():
-            loaded = saved["state"][name]
+            loaded = (saved if is_shared(value) else own)["state"][name]
             if isinstance(value, torch.Tensor):
-                check_tensors({name: loaded}, {name: value})
+                if same:
+                    check_tensors({name: loaded}, {name: value})
                 value.copy_(loaded if exact else value)
+                continue
+            if not same and not is_shared(value):  # all episodes begin anew, a curriculum goes on
+                for tensor in getattr(value, "curriculum", ()):
+                    getattr(value, tensor).copy_(loaded[tensor])
                 continue
             if isinstance(value, nn.Module):
                 check_tensors(loaded, value.state_dict())
@@ -82,7 +109,11 @@ class Run:
                 try_step(value)
         self.iteration, self.global_step = saved["iteration"], saved["global_step"]
         self.start_time = time.monotonic() - saved["seconds"]
-        set_random_state(saved["random"])
+        if same or distributed.RANK == 0:
+            set_random_state(own["random"])
+        if not same and distributed.RANK == 0:
+            there = f"the checkpoint has the environments of {len(parts)} processes, here are {distributed.WORLD_SIZE}"
+            print(f"{there}: all episodes begin anew", flush=True)
 
     def stop(self, signum, frame):
         """A checkpoint after the present iteration ends the run; a second signal ends it at once, or after writing."""
@@ -100,22 +131,34 @@ class Run:
         self.snapshot = {**copy.deepcopy(parts), "random": random_state()}
 
     def check_finite(self, iteration, tensors, **dump):
-        """End the run where a tensor (name -> tensor) is not finite; nan_dump.pt holds `dump` and `remember`'s."""
-        broken = [name for name, tensor in tensors.items() if not tensor.isfinite().all()]
-        if broken:
+        """End the run where a tensor (name -> tensor) is not finite; nan_dump.pt holds `dump` and `remember`'s.
+
+        Of several processes, the one with the most such numbers writes and reports it: there it began.
+        """
+        counts = torch.stack([(~tensor.isfinite()).sum() for tensor in tensors.values()])
+        counts = distributed.of_each(counts.cpu())  # (W, names)
+        if not counts.any():
+            return
+        if counts.sum(1).argmax() == distributed.RANK:
+            broken = [name for name, count in zip(tensors, counts[distributed.RANK]) if count]
             path = os.path.join(self.folder, "nan_dump.pt")
             outcome = f"{path} has the batch and what the update began with"
             try:
                 torch.save({"args": vars(self.args), "iteration": iteration, **dump, **self.snapshot}, path)
             except (OSError, RuntimeError) as error:
                 outcome = f"no {path}: {str(error).splitlines()[0]}"
-            print(f"iteration {iteration}: {', '.join(broken)} not finite; {outcome}", file=sys.stderr)
-            self.restore_handlers()
+            print(f"iteration {iteration}: {', '.join(broken)} not finite; {outcome}", file=sys.stderr, flush=True)
+        self.restore_handlers()
+        if distributed.RANK == 0:
             self.lock.close()
-            sys.exit(1)
+        distributed.finish()
+        sys.exit(1)
 
     def log(self, iteration, global_step, values):
-        """Write name -> number (or tensor, of which the mean), image (3, H, W) or text; and a line to the terminal."""
+        """Write name -> number (or tensor, of which the mean), image (3, H, W) or text; and a line to the terminal.
+
+        Numbers are means over the processes, images and texts are rank 0's.
+        """
         self.iteration, self.global_step = iteration, global_step
         seconds = time.monotonic() - self.start_time
         values = {**values, "charts/SPS": global_step / seconds}
@@ -124,6 +167,10 @@ class Run:
             for key, value in values.items()
             if not isinstance(value, str) and not (isinstance(value, torch.Tensor) and value.dim() == 3)
         }
+        means = distributed.average(torch.tensor(list(numbers.values()), dtype=torch.float64))
+        if distributed.RANK:
+            return
+        numbers = dict(zip(numbers, means.tolist()))
         try:
             if "log" in self.failing:
                 with tempfile.TemporaryFile(dir=self.folder) as file:
@@ -155,7 +202,6 @@ class Run:
         except BrokenPipeError:  # `epo.py | head` has read enough
             uncaught.discard(sys.stdout)
             self.signum = signal.SIGPIPE
-            self.checkpoint(iteration, global_step)
         except OSError as error:  # `epo.py > log` on a full disk
             self.note("output", error)
 
@@ -165,15 +211,15 @@ class Run:
             uncaught.warn(f"no {what}: {error}; training goes on" if error else f"the {what} is written again")
             self.failing ^= {what}
 
-    def encode(self, iteration, global_step):
-        """The bytes of a checkpoint. Raises ValueError where it could not be loaded again."""
-        state = {
-            name: value.clone() if isinstance(value, torch.Tensor) else value.state_dict()
-            for name, value in self.state.items()
-        }
+    def encode(self, iteration, global_step, others=()):
+        """The bytes of a checkpoint. Raises ValueError where it could not be loaded again.
+
+        others: what the other processes have of their own, state and random state, by rank.
+        """
         return checkpoints.encode({
             "script": self.script, "args": vars(self.args), "iteration": iteration, "global_step": global_step,
-            "seconds": time.monotonic() - self.start_time, "state": state, "random": random_state(),
+            "seconds": time.monotonic() - self.start_time, "state": state_dicts(self.state), "random": random_state(),
+            "other_processes": list(others),
         })  # fmt: skip
 
     def checkpoint(self, iteration, global_step):
@@ -181,30 +227,36 @@ class Run:
 
         A disk that is full or may not be written is no reason to end a run: it is reported, and the old files stay.
         """
-        self.stopping = self.signum  # a signal that comes after this waits for the next iteration
+        # a signal to any process; one that comes after this waits for the next iteration
+        self.stopping = int(distributed.of_each(torch.tensor(self.signum)).max())
         interval = self.args.checkpoint_interval or math.inf
         if self.stopping or iteration == self.args.num_iterations or iteration % interval == 0:
             self.saving = True
-            try:
-                checkpoints.save_checkpoint(self.folder, self.encode(iteration, global_step))
-                self.note("checkpoint")
-            except (OSError, ValueError) as error:
-                self.note("checkpoint", error)
+            own = {name: value for name, value in self.state.items() if not is_shared(value)}
+            others = distributed.gather({"state": state_dicts(own), "random": random_state()})
+            if distributed.RANK == 0:
+                try:
+                    checkpoints.save_checkpoint(self.folder, self.encode(iteration, global_step, others))
+                    self.note("checkpoint")
+                except (OSError, ValueError) as error:
+                    self.note("checkpoint", error)
             self.saving = False
 
     def close(self):
         """End the run; the exit status is 128 + the number of the signal that stopped it."""
-        try:
-            self.writer.close()
-        except OSError as error:
-            self.note("log", error)
-        self.restore_handlers()
-        self.lock.close()
-        if "output" in self.failing:
-            uncaught.discard(sys.stdout)
-        if self.stopping:
-            if self.stopping != signal.SIGPIPE:
+        if distributed.RANK == 0:
+            try:
+                self.writer.close()
+            except OSError as error:
+                self.note("log", error)
+            self.lock.close()
+            if "output" in self.failing:
+                uncaught.discard(sys.stdout)
+            if self.stopping not in (0, signal.SIGPIPE):
                 print(f"stopped; to go on: --resume {self.folder}", flush=True)
+        distributed.finish()
+        self.restore_handlers()
+        if self.stopping:
             sys.exit(128 + self.stopping)
 
 
@@ -224,9 +276,9 @@ class EpisodeStatistics(nn.Module):
 
     def end_iteration(self):
         """Scalars of the episodes that finished since the last call; where an agent had none its last value stands."""
-        per_agent = self.sums.view(4, self.means.shape[1], -1).sum(2)
+        per_agent = distributed.total(self.sums.view(4, self.means.shape[1], -1).sum(2))
         self.means = torch.where(per_agent[0] > 0, per_agent[1:] / per_agent[0], self.means)
-        count, *totals = self.sums.sum(1)
+        count, *totals = distributed.total(self.sums.sum(1))
         self.sums.zero_()
         return {
             "charts/episodes": count,
@@ -237,6 +289,17 @@ class EpisodeStatistics(nn.Module):
             "charts/leader_objective": self.means[2, 0],
             "charts/best_agent_objective": self.means[2].nan_to_num(-math.inf).max(),
         }
+
+
+def is_shared(value):
+    """Whether all processes hold the same: networks, optimizers, lineage; not what belongs to environments."""
+    of_environments = isinstance(value, torch.Tensor) or hasattr(value, "reset")
+    return not of_environments and (not isinstance(value, nn.Module) or any(True for _ in value.parameters()))
+
+
+def state_dicts(state):
+    """What a checkpoint holds of `state` (name -> tensor or object), name -> copy or state_dict."""
+    return {n: value.clone() if isinstance(value, torch.Tensor) else value.state_dict() for n, value in state.items()}
 
 
 def make_folder(name):

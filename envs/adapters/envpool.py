@@ -49,7 +49,7 @@ class EnvPool(Adapter):
         self.pool = envpool.make_gymnasium(
             name,
             num_envs=num_envs,
-            num_threads=min(cores, num_envs),
+            num_threads=min(max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", 1))), num_envs),  # torchrun's
             seed=self.seeds,  # from one seed EnvPool makes seed + i, so that runs with seeds 1 and 2 would start alike
             render_mode="rgb_array",
         )

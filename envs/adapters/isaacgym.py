@@ -180,13 +180,14 @@ def find_simulation(env_id, num_envs, device, seed) -> "VecTask":
     if simulation and key not in simulation:
         there = "{1:,} environments of {0}".format(*next(iter(simulation)))
         raise ValueError(f"Isaac Gym holds one simulation per process, and there is one: {there}")
+    gpu = f"cuda:{os.environ.get('LOCAL_RANK', 0)}"  # torchrun's
     if not simulation:
         simulation[key] = isaacgymenvs.make(
             seed=seed,
             task=task_name(env_id),
             num_envs=num_envs,
-            sim_device="cuda:0",
-            rl_device="cuda:0" if torch.device(device).type == "cuda" else "cpu",
+            sim_device=gpu,
+            rl_device=gpu if torch.device(device).type == "cuda" else "cpu",
             headless=True,
             force_render=False,
             cfg=make_config(env_id, num_envs),

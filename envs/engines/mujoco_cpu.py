@@ -65,7 +65,8 @@ class MujocoCpu:
         self._world_models = [self.models[i % len(self.models)] for i in range(num_envs)]
 
         affinity = getattr(os, "sched_getaffinity", None)  # Linux only
-        self.num_threads = len(affinity(0)) if affinity else os.cpu_count()
+        cores = len(affinity(0)) if affinity else os.cpu_count()
+        self.num_threads = max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", 1)))  # torchrun's processes here
         self._rollout = Rollout(nthread=self.num_threads)
         self._data = [mujoco.MjData(first) for _ in range(self.num_threads)]
         self._readout_data = [mujoco.MjData(self._readout_model) for _ in range(self.num_threads)]

@@ -9,6 +9,7 @@ import sys
 from dataclasses import fields
 
 import pytest
+import torch.distributed.run as torchrun
 
 import cpo
 import envs
@@ -181,9 +182,12 @@ def test_scripts_are_short(script, most):
 
 def test_the_harness_is_short():
     """800 lines; 120 for what keeps runs whole (checksums, locks, other people's checkpoints, memory estimates); 25 for the
-    rows of EnvPool's tasks, which are data."""
+    rows of EnvPool's tasks, which are data; 100 for several processes: one parses, writes and loads, each has environments
+    and a share of the checkpoint. How they talk to each other is in distributed.py.
+    """
     paths = [path for path in HARNESS if path.name != "distributed.py"]
-    assert sum(len(path.read_text().splitlines()) for path in paths) <= 945
+    assert sum(len(path.read_text().splitlines()) for path in paths) <= 1_045
+    assert len((ROOT / "harness" / "distributed.py").read_text().splitlines()) <= 150
 
 
 @pytest.mark.skipif(not shutil.which("diff"), reason="needs diff")
@@ -380,4 +384,6 @@ def test_the_documents_know_what_the_flags_are_called():
     options = {"--" + name.replace("_", "-") for script in SCRIPTS for name in flags(script)}
     options |= {"--" + f.name.replace("_", "-") for f in fields(evaluate.Args)}
     options |= {option.replace("--", "--no-", 1) for option in options} | {"--help", "--logdir"}
+    options |= {option for action in torchrun.get_args_parser()._actions for option in action.option_strings}
+    options |= {f"--{name}" for name in "nodes ntasks-per-node gpus-per-node cpus-per-task signal".split()}  # Slurm's
     assert set(re.findall(r"(?<![\w-])--[a-z][\w-]*", documents())) <= options

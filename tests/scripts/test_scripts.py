@@ -8,6 +8,7 @@ import sys
 from dataclasses import fields
 
 import pytest
+import torch.distributed.run as torchrun
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import cpo
@@ -16,7 +17,8 @@ import epo
 import evaluate
 import ppo
 import sapg
-from harness import hyperparameters
+from harness import distributed, hyperparameters
+from harness.flags import parse_flags
 from tests.conftest import TINY as DRIFT_TINY, documents, parse, tuned
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -436,6 +438,19 @@ def test_the_documents_commands_are_valid():
             parse({"ppo": ppo, "sapg": sapg, "cpo": cpo, "epo": epo}[script], f"--no-cuda {flags}")
     for name in re.findall(r"(?:python|diff|pip install -r) ([\w/-]+\.\w+)", text):
         assert (ROOT / name).is_file() or name == "mine.py", name
+
+
+def test_the_documents_torchrun_commands_are_valid(monkeypatch):
+    """As above, with the number of processes that torchrun would start."""
+    commands = re.findall(r"torchrun (--nproc[^`\n]*|--nnodes[^`\n]*)", documents())
+    assert len(commands) >= 4
+    for command in commands:
+        options = torchrun.get_args_parser().parse_args(command.split())
+        script = {"ppo.py": ppo, "sapg.py": sapg, "cpo.py": cpo, "epo.py": epo}[options.training_script]
+        monkeypatch.setattr(distributed, "WORLD_SIZE", int(options.nnodes) * int(options.nproc_per_node))
+        argv = ["--no-cuda", "--num-envs", "24576", *options.training_script_args]
+        args, _ = parse_flags(script.Args, tuned(script), getattr(script, "check_args", None), argv)
+        assert args.num_envs == 24_576
 
 
 @pytest.mark.slow

@@ -1,0 +1,148 @@
+"""Several processes, one run: what they average, share and gather. In a single process all of it changes nothing.
+
+torchrun starts the processes and sets RANK, WORLD_SIZE (here W) and LOCAL_RANK. Each has the same network and an equal
+block of every agent's environments, so a mean over all environments is the mean of the processes' means.
+"""
+
+import io
+import os
+import sys
+
+import envs  # noqa: F401, before torch: Isaac Gym must be imported first
+
+import torch
+import torch.distributed as dist
+
+RANK, WORLD_SIZE = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+LOCAL_RANK, LOCAL_WORLD_SIZE = int(os.environ.get("LOCAL_RANK", 0)), int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+SEED_OFFSET = 1_000_003 * RANK  # rank 0 keeps the run's seed
+store = None  # keys and values that all processes see
+run_folder = ""  # set by harness.Run
+
+
+def start():
+    """Meet the other processes. From here on only rank 0 writes to the terminal, errors excepted."""
+    global store
+    if WORLD_SIZE > 1 and not dist.is_initialized():
+        if RANK:
+            sys.stdout = open(os.devnull, "w")
+        store, _, _ = next(dist.rendezvous("env://"))
+        backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+        dist.init_process_group(backend, store=store, rank=RANK, world_size=WORLD_SIZE)
+
+
+def finish():
+    """Wait for all, so that no process is gone while another still writes, and part."""
+    total(torch.zeros(1))
+    if WORLD_SIZE > 1:
+        dist.destroy_process_group()
+
+
+class Exchange:
+    """`with` it: where another process has ended, this one ends too, with exit status 1; one of them says so."""
+
+    def __enter__(self):
+        pass
+
+    def __exit__(self, kind, error, trace):
+        if kind and issubclass(kind, RuntimeError):
+            try:
+                first = store.add("ended", 1) == 1
+            except RuntimeError:  # the store has ended too
+                first = True
+            if first:
+                hint = f"; to go on from the last checkpoint: --resume {run_folder}" if run_folder else ""
+                reason = str(error).splitlines()[0]
+                print(f"process {RANK} of {WORLD_SIZE} lost another one{hint} ({reason})", file=sys.stderr, flush=True)
+            sys.exit(1)
+
+
+class Rank0First:
+    """`with` it: rank 0 goes first. Where it ends (a refusal, --help), all end with its status; it alone says why."""
+
+    def __enter__(self):
+        status = from_rank_0(None) if RANK else None
+        if status is not None:
+            sys.exit(status)
+
+    def __exit__(self, kind, error, trace):
+        if RANK == 0:
+            from_rank_0(getattr(error, "code", 1) if kind else None)
+
+
+def from_rank_0(value):
+    """Rank 0's value: tensors on the CPU, numbers, strings, containers of these, or a script's Args."""
+    values = [value]
+    if WORLD_SIZE > 1:
+        with Exchange():
+            dist.broadcast_object_list(values, src=0)
+    return values[0]
+
+
+def gather(value):
+    """On rank 0 the others' values, by rank from 1; elsewhere an empty list. value: what torch.save takes."""
+    if WORLD_SIZE == 1:
+        return []
+    data, received = io.BytesIO(), [b""] * WORLD_SIZE if RANK == 0 else None
+    torch.save(value, data)
+    with Exchange():
+        dist.gather_object(data.getvalue(), received, dst=0)
+    return [torch.load(io.BytesIO(x), map_location="cpu", weights_only=True) for x in (received or [])[1:]]
+
+
+def total(x):
+    """The sum of a tensor over the processes."""
+    if WORLD_SIZE > 1:
+        x = x.detach().clone(memory_format=torch.contiguous_format)
+        with Exchange():
+            dist.all_reduce(x)
+    return x
+
+
+def average(x):
+    """The mean of a tensor of floats over the processes."""
+    return total(x) / WORLD_SIZE
+
+
+def broadcast(x):
+    """A tensor of rank 0."""
+    return total(x if RANK == 0 else torch.zeros_like(x))
+
+
+def of_each(x):
+    """A tensor (*shape) of every process: (W, *shape)."""
+    return total(torch.stack([x if rank == RANK else torch.zeros_like(x) for rank in range(WORLD_SIZE)]))
+
+
+def share(tensors):
+    """Rank 0's tensors (a list) become everybody's, in place."""
+    values = from_rank_0([tensor.detach().cpu() for tensor in tensors]) if tensors else []
+    for tensor, value in zip(tensors, values):
+        tensor.copy_(value)
+
+
+def share_curriculum(env):
+    """The tensors of rank 0's curriculum become everybody's: its environments decide."""
+    share([getattr(env, name) for name in getattr(env, "curriculum", ())])
+
+
+def average_gradients(module):
+    """Replace every gradient by its mean over the processes, sent as one flat tensor."""
+    gradients = [parameter.grad for parameter in module.parameters() if parameter.grad is not None]
+    means = average(torch.cat([gradient.flatten() for gradient in gradients]))
+    for gradient, mean in zip(gradients, means.split([gradient.numel() for gradient in gradients])):
+        gradient.copy_(mean.view_as(gradient))
+
+
+def moments(x):
+    """Mean and variance over the rows of x (B, *shape) in all processes (*shape), and the number of rows, W B."""
+    means, variances = of_each(torch.stack([x.mean(0), x.var(0, unbiased=False)])).unbind(1)
+    return means.mean(0), (variances + (means - means.mean(0)) ** 2).mean(0), WORLD_SIZE * len(x)
+
+
+def mean_and_std(x):
+    """Mean and standard deviation, as torch.mean and torch.std, of all entries of x in all processes."""
+    means, stds = of_each(torch.stack([x.mean(), x.std()])).unbind(1)
+    n, degrees = x.numel(), WORLD_SIZE * x.numel() - 1
+    within, between = stds**2 * (WORLD_SIZE * (n - 1) / degrees), (means - means.mean()) ** 2
+    return means.mean(), (within + between * (WORLD_SIZE * n / degrees)).mean().sqrt()

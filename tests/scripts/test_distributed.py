@@ -1,0 +1,373 @@
+"""Several processes, one run: together they are one process with all environments, and end as one."""
+
+import json
+import os
+import pathlib
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+import cpo
+import epo
+import harness
+import ppo
+import sapg
+from envs.base import VectorEnv
+from harness import distributed, flags
+from tests.conftest import parse, tuned
+from tests.scripts.test_checkpoints import assert_same_state, checkpoint, same
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+SCRIPTS = {script.__name__: script for script in (ppo, sapg, cpo, epo)}
+AGENTS = {"ppo": 1, "sapg": 4, "cpo": 4, "epo": 4}
+POPULATION = "--num-agents 4 --latent-dim 5 --max-ent-coef 0.3"
+OWN = {
+    "ppo": "",
+    "sapg": f"{POPULATION} --off-policy-coef 0.5 --off-policy-ratio 3",
+    "cpo": f"{POPULATION} --off-policy-coef 0.5 --off-policy-ratio 3 --aggregation leader-follower --awac-coef 0.1"
+    " --reverse-kl-coef 0.1 --adversarial-coef 0.1 --discriminator-sizes 8",
+    "epo": f"{POPULATION} --off-policy-ratio 3 --ga-interval 0.1 --ga-warmup 0.1",
+}
+FIXED = f"--no-cuda --env-id {__name__}:Fixed --num-envs 48 --num-steps 9 --hidden-sizes 16"
+ONE_STEP = f"{FIXED} --num-minibatches 1 --update-epochs 1 --total-timesteps 432"
+RUN = f"{FIXED} --num-minibatches 2 --update-epochs 2 --learning-rate 0.02 --lstm --lstm-size 8"
+LONG = "--no-cuda --env-id Moat --num-envs 64 --num-steps 16 --num-minibatches 2 --hidden-sizes 16 --no-lstm"
+LONG += " --total-timesteps 100_000_000 --checkpoint-interval 1"
+
+every_script = pytest.mark.parametrize("name", SCRIPTS)
+
+
+class Fixed(VectorEnv):
+    """A point pushed about, which starts where the number of its environment among those of all processes says."""
+
+    num_obs, num_actions, max_episode_steps = 3, 2, 7
+    fitness_floor = 0.01
+    curriculum = ("difficulty",)
+    agents = 1  # set by play
+
+    def __init__(self, num_envs, device, seed):
+        super().__init__(num_envs, device, seed)
+        self.position = torch.zeros(num_envs, 2)
+        self.difficulty = torch.tensor(1.0 + distributed.RANK)
+
+    def reset_where(self, mask):
+        start = 0.5 * torch.sin(global_columns(self.num_envs, self.agents)[:, None] * torch.tensor([1.3, 2.1]))
+        self.position = torch.where(mask[:, None], start, self.position)
+
+    def advance(self, action):
+        self.position = self.position + 0.4 * action
+        reward = self.position[:, 0] - action[:, 1] - 0.2 * self.position.square().sum(1)
+        return reward, (self.position.abs() > 1.2).any(1), torch.zeros(self.num_envs, dtype=torch.bool)
+
+    def observe(self):
+        return torch.cat([self.position, self.episode_step[:, None] / 7.0], 1)
+
+    def objective(self):
+        return 1.0 + self.position[:, 0]
+
+
+class RottenInOne(Fixed):
+    """In the second process a reward is not a number after 20 steps."""
+
+    steps = 0
+
+    def advance(self, action):
+        reward, terminated, truncated = super().advance(action)
+        self.steps += 1
+        return reward / (0.0 if self.steps > 20 and distributed.RANK == 1 else 1.0) * 0.0, terminated, truncated
+
+
+def global_columns(num_envs, agents):
+    """What the columns of this process are among those of a single one, which holds each agent's as one block."""
+    columns = torch.arange(num_envs * distributed.WORLD_SIZE).view(agents, distributed.WORLD_SIZE, -1)
+    return columns[:, distributed.RANK].flatten()
+
+
+# ---------------------------------------------------------------- processes
+
+
+def environment(rank, processes, port):
+    """What torchrun would set."""
+    names = dict(RANK=rank, LOCAL_RANK=rank, WORLD_SIZE=processes, LOCAL_WORLD_SIZE=processes, MASTER_PORT=port)
+    names.update(MASTER_ADDR="127.0.0.1", OMP_NUM_THREADS=1, PYTHONPATH=ROOT)
+    return {**os.environ, **{key: str(value) for key, value in names.items()}}
+
+
+def launch(*argv, processes=2):
+    """`python *argv` as each of several processes."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    options = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    command = [sys.executable, *map(str, argv)]
+    return [subprocess.Popen(command, env=environment(i, processes, port), **options) for i in range(processes)]
+
+
+def ended(processes):
+    """Exit statuses, and all that was written to stdout and to stderr."""
+    texts = [process.communicate(timeout=600) for process in processes]
+    return [process.returncode for process in processes], *map("".join, zip(*texts))
+
+
+def play(jobs):
+    """Run scripts in this process, one after the other: [(script's name, flags, folder, whether noise is arranged)].
+
+    What each ends with goes to folder/RANK_of_WORLD_SIZE.pt. {run} in the flags is the run's folder in that folder.
+    Arranged: every environment's noise is that of its number among those of all processes.
+    """
+    randn_like, clip, Run = torch.randn_like, torch.nn.utils.clip_grad_norm_, harness.Run
+    for name, arguments, folder, arranged in jobs:
+        script, steps, gradients, runs = SCRIPTS[name], [], [], []
+
+        def noise_of_all(x):
+            if x.dim() != 3 or not arranged:
+                return randn_like(x)
+            steps.append(1)
+            columns = global_columns(x.shape[1], AGENTS[name])
+            generator = torch.Generator().manual_seed(len(steps))
+            return torch.randn(len(columns) * distributed.WORLD_SIZE, x.shape[2], generator=generator)[columns][None]
+
+        def recorded_clip(parameters, *args):
+            parameters = list(parameters)
+            gradients.append(torch.cat([parameter.grad.flatten() for parameter in parameters]))
+            return clip(parameters, *args)
+
+        def recorded_run(args, state, saved=None):
+            runs.append(Run(args, state, saved))
+            return runs[0]
+
+        folder = pathlib.Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        os.chdir(folder)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Fixed, "agents", AGENTS[name])
+            patch.setattr(torch, "randn_like", noise_of_all)
+            patch.setattr(torch.nn.utils, "clip_grad_norm_", recorded_clip)
+            patch.setattr(harness, "Run", recorded_run)
+            patch.setattr(torch.distributed, "destroy_process_group", lambda: None)  # the next job needs it
+            script.main(arguments.format(run=next(folder.glob("runs/*"), None)).split())
+        state = harness.run.state_dicts(runs[0].state)
+        torch.save({"state": state, "gradient": gradients[0]}, f"{distributed.RANK}_of_{distributed.WORLD_SIZE}.pt")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Jobs of every script in two processes, in folder/JOB/SCRIPT."""
+    folder = tmp_path_factory.mktemp("distributed")
+    jobs = [(name, f"{ONE_STEP} {OWN[name]}", f"{folder}/one_step/{name}", True) for name in SCRIPTS]
+    for name in SCRIPTS:
+        jobs.append((name, f"{RUN} {OWN[name]} --total-timesteps 1728", f"{folder}/whole/{name}", False))
+        jobs.append((name, f"{RUN} {OWN[name]} --total-timesteps 864", f"{folder}/parts/{name}", False))
+        jobs.append((name, "--resume {run} --total-timesteps 1728", f"{folder}/parts/{name}", False))
+    statuses, _, err = ended(launch(__file__, json.dumps(jobs)))
+    assert statuses == [0, 0], err
+    return folder
+
+
+def results(folder, processes=2):
+    return [torch.load(folder / f"{rank}_of_{processes}.pt") for rank in range(processes)]
+
+
+def the_run(folder):
+    (run,) = (folder / "runs").iterdir()
+    return run
+
+
+# ---------------------------------------------------------------- one run
+
+
+@every_script
+def test_two_processes_learn_what_one_learns(name, folder, tmp_path, monkeypatch):
+    """The first gradient, the normalisers, and what comes of them, with the same environments and noise."""
+    monkeypatch.chdir(tmp_path)
+    play([(name, f"{ONE_STEP} {OWN[name]}", str(tmp_path), True)])
+    (one,), two = results(tmp_path, 1), results(folder / "one_step" / name)
+    scale = one["gradient"].norm()
+    assert scale > 1e-3
+    for each in two:
+        assert (each["gradient"] - one["gradient"]).norm() < 1e-6 * scale
+        for key, value in one["state"]["agent"].items():
+            torch.testing.assert_close(each["state"]["agent"][key], value, rtol=1e-6, atol=2e-6, msg=key)
+        for key, value in one["state"].get("discriminator", {}).items():
+            torch.testing.assert_close(each["state"]["discriminator"][key], value, rtol=1e-6, atol=2e-6, msg=key)
+        lr = [x["state"]["optimizer"]["param_groups"][0]["lr"] for x in (each, one)]
+        assert lr[0] == lr[1]
+        means = (x["state"]["episodes"]["means"] for x in (each, one))
+        torch.testing.assert_close(*means, equal_nan=True)
+    ours = torch.cat([each["state"]["env"]["position"].view(AGENTS[name], -1, 2) for each in two], 1)
+    torch.testing.assert_close(ours.view(-1, 2), one["state"]["env"]["position"])
+
+
+@every_script
+def test_all_processes_have_the_same_learner_and_their_own_environments(name, folder):
+    a, b = (result["state"] for result in results(folder / "whole" / name))
+    assert same(a["agent"], b["agent"]) and same(a["optimizer"], b["optimizer"])
+    assert same(a.get("discriminator"), b.get("discriminator"))
+    assert same(a["episodes"]["means"], b["episodes"]["means"])
+    assert a["env"]["difficulty"] == b["env"]["difficulty"] == 1.0  # rank 0's curriculum
+    for key in ("obs", "lstm_state"):
+        assert not torch.equal(a[key], b[key])
+    if name == "epo":
+        assert a["lineage_stats"]["generation"] > 1
+        assert same(a["lineage_stats"], b["lineage_stats"]) and same(a["fitness"]["finished"].shape, torch.Size([2]))
+
+
+@every_script
+def test_resumed_with_as_many_processes_is_uninterrupted(name, folder):
+    whole, parts = (checkpoint(the_run(folder / job / name)) for job in ("whole", "parts"))
+    assert len(whole["other_processes"]) == 1 and whole["other_processes"][0]["state"].keys() < whole["state"].keys()
+    assert_same_state(whole, parts)
+    for a, b in zip(results(folder / "whole" / name), results(folder / "parts" / name)):
+        assert same(a["state"], b["state"])
+
+
+@every_script
+def test_resumed_with_another_number_of_processes_begins_new_episodes(name, folder, tmp_path, monkeypatch, capsys):
+    before, run = folder / "parts" / name, the_run(folder / "parts" / name)
+    data = (run / "checkpoint.pt").read_bytes()
+    monkeypatch.chdir(before)
+    monkeypatch.setattr(Fixed, "agents", AGENTS[name])
+    SCRIPTS[name].main(f"--resume {run} --total-timesteps 2160".split())
+    saved = checkpoint(run)
+    (run / "checkpoint.pt").write_bytes(data)  # other tests read it
+    line = "the checkpoint has the environments of 2 processes, here are 1: all episodes begin anew"
+    assert capsys.readouterr().out.splitlines().count(line) == 1
+    assert saved["iteration"] == 5 and saved["global_step"] == 2160 and saved["other_processes"] == []
+    assert saved["state"]["obs"].shape == (48, 3)
+    count = checkpoint(run)["state"]["agent"]["obs_rms.count"]
+    assert saved["state"]["agent"]["obs_rms.count"] == count + 48 * 9  # the learner went on
+    assert saved["state"]["env"]["difficulty"] == 1.0
+
+
+# ---------------------------------------------------------------- statistics
+
+
+@pytest.mark.parametrize("processes", [1, 3])
+def test_merged_statistics_are_those_of_all_data(processes, monkeypatch):
+    data = [5.0 + torch.randn(40, 6) * (rank + 1) for rank in range(processes)]
+    expected = torch.cat(data)
+    monkeypatch.setattr(distributed, "WORLD_SIZE", processes)
+    monkeypatch.setattr(distributed, "of_each", lambda x: torch.stack(own))
+    own = [torch.stack([x.mean(0), x.var(0, unbiased=False)]) for x in data]
+    mean, var, count = distributed.moments(data[0])
+    assert count == len(expected)
+    torch.testing.assert_close(mean, expected.mean(0))
+    torch.testing.assert_close(var, expected.var(0, unbiased=False))
+    own = [torch.stack([x.mean(), x.std()]) for x in data]
+    torch.testing.assert_close(distributed.mean_and_std(data[0]), (expected.mean(), expected.std()))
+    if processes == 1:
+        assert torch.equal(torch.stack(distributed.mean_and_std(expected)), own[0])  # bit by bit
+
+
+# ---------------------------------------------------------------- refusals
+
+
+@pytest.mark.parametrize("script, given, line", [
+    (ppo, "--num-envs 25", "--num-envs 25: must be a multiple of 2: 2 processes"),
+    (sapg, "--num-envs 20", "--num-envs 20: must be a multiple of 8: 2 processes times 4 agents"),
+    (ppo, "--num-envs 8 --num-minibatches 5", "--num-minibatches 5: must be at most the 4 columns of a process"),
+], ids=["processes", "agents", "minibatches"])  # fmt: skip
+def test_what_several_processes_cannot_share_is_refused(script, given, line, monkeypatch, capsys):
+    monkeypatch.setattr(distributed, "WORLD_SIZE", 2)
+    argv = f"--no-cuda --env-id Moat {POPULATION if script is sapg else ''} {given}".split()
+    with pytest.raises(SystemExit) as end:
+        flags.parse_flags(script.Args, tuned(script), getattr(script, "check_args", None), argv)
+    assert end.value.code == 2 and capsys.readouterr().err == f"{line}\n"
+
+
+def test_the_default_number_of_environments_is_divisible(monkeypatch):
+    assert parse(sapg, "--no-cuda --env-id Cartpole --num-agents 6").num_envs == 510
+    monkeypatch.setattr(distributed, "WORLD_SIZE", 4)
+    argv = "--no-cuda --env-id Cartpole --num-agents 6".split()
+    args, _ = flags.parse_flags(sapg.Args, tuned(sapg), sapg.check_args, argv)
+    assert args.num_envs == 504 and args.num_iterations == args.total_timesteps // (504 * args.num_steps)
+
+
+@pytest.mark.parametrize("given, status", [("--num-envs 25", 2), ("--num-env 24", 2), ("--help", 0)])
+def test_a_refusal_is_printed_once_and_ends_all(given, status, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    statuses, out, err = ended(launch(ROOT / "ppo.py", "--no-cuda", "--env-id", "Moat", *given.split()))
+    assert statuses == [status] * 2
+    text = {2: err, 0: out}[status]
+    assert text.count("--num-envs") >= 1 and "Traceback" not in err and (out, err)[status == 0] == ""
+    assert text.count("25: must be") == (given == "--num-envs 25") and text.count("usage:") <= 1
+    assert not list(tmp_path.iterdir())
+
+
+# ---------------------------------------------------------------- ends
+
+
+def test_a_signal_to_one_process_stops_all_after_the_same_iteration(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    first, second = processes = launch(ROOT / "sapg.py", *LONG.split(), *POPULATION.split())
+    for _ in range(4):
+        assert first.stdout.readline()
+    second.send_signal(signal.SIGTERM)
+    statuses, out, err = ended(processes)
+    assert statuses == [128 + signal.SIGTERM] * 2 and err == ""
+    *_, last, farewell = out.splitlines()
+    assert farewell.startswith("stopped; to go on: --resume runs/")
+    saved = checkpoint(the_run(tmp_path))
+    assert f"{saved['global_step']:,}" in last and len(saved["other_processes"]) == 1
+
+
+def test_what_is_not_finite_in_one_process_ends_all(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    task = FIXED.replace("Fixed", "RottenInOne").split()
+    statuses, _, err = ended(launch(ROOT / "ppo.py", *task, "--total-timesteps", "4320", "--num-minibatches", "2"))
+    assert statuses == [1, 1]
+    (line,) = err.splitlines()
+    assert line.startswith("iteration 3: rewards, ") and "nan_dump.pt has the batch" in line
+    dump = torch.load(the_run(tmp_path) / "nan_dump.pt")
+    assert dump["batch"]["advantages"].isnan().any()
+
+
+def worker(launcher, rank):
+    """The process that torchrun started as `rank`."""
+    for path in pathlib.Path("/proc").glob("[0-9]*/environ"):
+        try:
+            parent = re.search(r"PPid:\s+(\d+)", (path.parent / "status").read_text()).group(1)
+            if int(parent) == launcher.pid and f"\0RANK={rank}\0" in f"\0{path.read_text()}":
+                return int(path.parent.name)
+        except (FileNotFoundError, ProcessLookupError, PermissionError):  # it has ended, or is not ours
+            pass
+    raise LookupError(f"no process of rank {rank}")
+
+
+def torchrun(*argv, processes=2):
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
+    options = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen([*command, *map(str, argv)], env={**os.environ, "OMP_NUM_THREADS": "1"}, **options)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_when_one_is_killed_all_end_within_a_minute_and_the_run_can_go_on(rank, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    launcher = torchrun(ROOT / "epo.py", *LONG.split(), *POPULATION.split())
+    for _ in range(4):
+        assert launcher.stdout.readline()
+    os.kill(worker(launcher, rank), signal.SIGKILL)
+    killed = time.monotonic()
+    _, err = launcher.communicate(timeout=120)
+    assert time.monotonic() - killed < 60 and launcher.returncode != 0
+    run = the_run(tmp_path)
+    ours = [line for line in err.splitlines() if "lost another one" in line]
+    assert len(ours) == 1 and f"process {1 - rank} of 2 lost another one; to go on" in ours[0]
+    assert f"--resume runs/{run.name}" in ours[0] and ours[0] in err
+    saved = checkpoint(run)
+    steps = saved["global_step"] + 2 * 64 * 16
+    launcher = torchrun(ROOT / "epo.py", "--resume", f"runs/{run.name}", "--total-timesteps", steps)
+    out, err = launcher.communicate(timeout=120)
+    assert launcher.returncode == 0, err
+    assert checkpoint(run)["iteration"] == saved["iteration"] + 2 and "begin anew" not in out
+
+
+if __name__ == "__main__":
+    sys.modules["tests.scripts.test_distributed"] = sys.modules["__main__"]  # whose class Fixed is to be found
+    play(json.loads(sys.argv[1]))
