@@ -556,7 +556,8 @@ def soak(folder, args, figures, draw):
     figures.add("soak: slower by a tenth or more at the end", speed[1] < 0.9 * speed[0], speed)
     log, size = (last["log"] - first["log"]) / iterations, sizes["checkpoint.pt"] / 1024
     print(
-        f"soak of {args.soak:g} minutes, {last['iteration']:,} iterations: memory {first['memory']:.1f} MB after a fifth "
+        f"soak of {args.soak:g} minutes, {last['iteration']:,} iterations: memory "
+        f"{first['memory']:.1f} MB after a fifth "
         f"and {last['memory']:.1f} MB at the end, {leak:.3f} KB per iteration; open files {first['files']} and "
         f"{last['files']}; log {log:.2f} KB per iteration, checkpoint {size:.0f} KB; {speed[0]:.1f} and "
         f"{speed[1]:.1f} iterations per second of CPU time in the second and the last fifth"
