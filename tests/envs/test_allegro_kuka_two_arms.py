@@ -337,7 +337,7 @@ ASIDE, ABOVE, TOUCHING, PRESSING = [0.28, 0.6, 0, 0], [1.5, 0.19, 0.6, 0], [1.3,
 
 
 def test_a_stick_is_handed_over_in_the_air():
-    """It lies on the left hand's outstretched fingers, under the thumb; the right hand comes from below its other end."""
+    """It lies on the left hand's outstretched fingers, under the thumb; the right hand comes from below."""
     stick = (6.0, 1.0, 0.5)  # 0.3 m long, the longest of the task
     assert stick in set(map(tuple, scene.object_scales()))
     model = scene.build_scene(stick, layout=scene.TWO_ARMS).compile()
