@@ -793,7 +793,7 @@ BROKEN = {
     "advance int": (advancing(lambda r, end, cut: (r, end.int(), cut.int())), "terminated is a torch.int32"),
     "advance float": (advancing(lambda r, end, cut: (r, end.float(), cut)), "terminated is a torch.float32"),
     "advance shape": (advancing(lambda r, end, cut: (r, end, cut[:3])), "truncated is a torch.bool tensor of shape (3"),
-    "done differs": (step_with(done=lambda x: ~x), 'info["episode"]["done"] is another mask'),
+    "done differs": (step_with(done=lambda x: ~x), 'info["episode"]["done"] is true in running episodes'),
     "objective None": (changed(objective=lambda self: None), '["objective"] is a NoneType'),
     "metrics None": (changed(metrics=lambda self: None), '["metrics"] is a NoneType'),
     "metric complex": (changed(metrics=lambda self: {"a": torch.ones(()) * 1j}), '["a"] is a Tensor'),
