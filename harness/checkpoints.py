@@ -17,6 +17,7 @@ import torch
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 LAYOUT = dict(script=str, args=dict, iteration=int, global_step=int, seconds=float, state=dict, random=dict)
+LAYOUT.update(other_processes=list)
 COUNTERS = ("iteration", "global_step", "seconds")
 COMMENT_LENGTH = b"\x20\x00"  # of a SHA-256, as the last field of a zip file
 ALLOWED = "tensors, Python's numbers, strings, None, and dicts, lists and tuples of these"
@@ -125,6 +126,7 @@ def load_checkpoint(path, script=None, accept=None):
 def check_layout(saved):
     """Raises ValueError (one line) where a checkpoint lacks what every script writes."""
     saved = saved if isinstance(saved, dict) else {}
+    saved.setdefault("other_processes", [])  # the checkpoint is older than these
     wrong = [key for key, kind in LAYOUT.items() if not isinstance(saved.get(key), kind)]
     wrong += [key for key in COUNTERS if key not in wrong and not 0 <= saved[key] < 2**63]
     env_id = None if wrong else saved["args"].get("env_id")

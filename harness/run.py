@@ -85,7 +85,7 @@ class Run:
 
     def load(self, saved):
         """Go on from a checkpoint. Raises an exception if it does not fit, and may then be called with another one."""
-        parts = [saved, *saved.get("other_processes", [])]  # checkpoints of a single process once had no such entry
+        parts = [saved, *saved["other_processes"]]
         same = len(parts) == distributed.WORLD_SIZE
         own = parts[distributed.RANK] if same else saved
         exact = same and getattr(self.state["env"], "resumes_exactly", True)

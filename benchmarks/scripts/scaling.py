@@ -1,6 +1,6 @@
 """Two processes of one thread against one process of two threads: seconds per iteration, from runs taken in turn.
 
-    python benchmarks/scripts/scaling.py --pairs 5 --flags "--env-id Moat --num-agents 6"
+    python benchmarks/scripts/scaling.py --pairs 5 --flags="--env-id Moat --num-agents 6"
 """
 
 import os

@@ -447,7 +447,7 @@ def test_the_documents_torchrun_commands_are_valid(monkeypatch):
     for command in commands:
         options = torchrun.get_args_parser().parse_args(command.split())
         script = {"ppo.py": ppo, "sapg.py": sapg, "cpo.py": cpo, "epo.py": epo}[options.training_script]
-        monkeypatch.setattr(distributed, "WORLD_SIZE", int(options.nnodes) * int(options.nproc_per_node))
+        monkeypatch.setattr(distributed, "WORLD_SIZE", int(options.nnodes.split(":")[-1]) * int(options.nproc_per_node))
         argv = ["--no-cuda", "--num-envs", "24576", *options.training_script_args]
         args, _ = parse_flags(script.Args, tuned(script), getattr(script, "check_args", None), argv)
         assert args.num_envs == 24_576
