@@ -221,7 +221,7 @@ def save_policy(folder, saved, env):
     state = {"agent": saved["state"]["agent"], "episodes": {"means": saved["state"]["episodes"]["means"]}}
     state["env"] = {name: saved["state"]["env"][name] for name in getattr(env, "curriculum", ())}
     flags, path = {**saved["args"], "resume": None}, os.path.join(folder, "policy.pt")
-    data = checkpoints.encode({**saved, "args": flags, "state": state, "random": {}})
+    data = checkpoints.encode({**saved, "args": flags, "state": state, "random": {}, "other_processes": []})
     try:
         os.makedirs(folder, exist_ok=True)
         with open(path, "wb") as file:

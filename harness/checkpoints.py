@@ -126,7 +126,6 @@ def load_checkpoint(path, script=None, accept=None):
 def check_layout(saved):
     """Raises ValueError (one line) where a checkpoint lacks what every script writes."""
     saved = saved if isinstance(saved, dict) else {}
-    saved.setdefault("other_processes", [])  # the checkpoint is older than these
     wrong = [key for key, kind in LAYOUT.items() if not isinstance(saved.get(key), kind)]
     wrong += [key for key in COUNTERS if key not in wrong and not 0 <= saved[key] < 2**63]
     env_id = None if wrong else saved["args"].get("env_id")

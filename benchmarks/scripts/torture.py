@@ -384,8 +384,6 @@ def damages(saved):
             continue  # a parameter may be frozen, which has no moments
         if path[0] == "args" and path[1:] not in [(), ("env_id",)]:
             kinds = ["type"]  # a flag that is missing has its default: older checkpoints
-        elif path[0] == "other_processes":
-            kinds = ["type"]  # older checkpoints have none
         elif "param_groups" in path or path[0] in ("random", "seconds"):
             kinds = ["missing", "type"]
         else:
