@@ -118,7 +118,8 @@ def check_step(result, env, num_envs):
         dtype = torch.bool if key == "done" else None
         check_tensor(f'info["episode"]["{key}"]', info["episode"][key], env, num_envs, dtype=dtype, finite=False)
     running = ~(terminated | truncated)
-    require(not (info["episode"]["done"] & running).any(), 'info["episode"]["done"]', "true in running episodes", "false")
+    early = (info["episode"]["done"] & running).any()
+    require(not early, 'info["episode"]["done"]', "true in running episodes", "false")
     check_keys('info["metrics"]', info["metrics"], ())
     for key, value in info["metrics"].items():
         number = isinstance(value, float) or isinstance(value, int) and abs(value) < 2**63

@@ -1,4 +1,4 @@
-"""Exported policies against PyTorch: largest difference, file size, time per action; for all four scripts, MLP and LSTM.
+"""Exported policies against PyTorch: largest difference, file size, time per action; four scripts, MLP and LSTM.
 
     python benchmarks/scripts/export.py --env-id AllegroKukaRegrasping
 

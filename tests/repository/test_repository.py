@@ -181,9 +181,9 @@ def test_scripts_are_short(script, most):
 
 
 def test_the_harness_is_short():
-    """800 lines; 120 for what keeps runs whole (checksums, locks, other people's checkpoints, memory estimates); 25 for the
-    rows of EnvPool's tasks, which are data; 100 for several processes: one parses, writes and loads, each has environments
-    and a share of the checkpoint. How they talk to each other is in distributed.py.
+    """800 lines; 120 for what keeps runs whole (checksums, locks, other people's checkpoints, memory estimates); 25 for
+    the rows of EnvPool's tasks, which are data; 100 for several processes: one parses, writes and loads, each has
+    environments and a share of the checkpoint. How they talk to each other is in distributed.py.
     """
     paths = [path for path in HARNESS if path.name != "distributed.py"]
     assert sum(len(path.read_text().splitlines()) for path in paths) <= 1_045
@@ -293,7 +293,7 @@ def test_requirements_are_pinned_and_used_and_enough():
     others = {"matplotlib", "PIL"}  # benchmarks/ says so where it draws
     others |= {"isaacgym", "isaacgymenvs", "hydra"}  # README says how to install them
     others |= {"mujoco_warp", "warp"}  # in requirements-gpu.txt
-    others |= {"onnx", "onnxscript"}  # in requirements-onnx.txt
+    others |= {"onnx", "onnxruntime", "onnxscript"}  # in requirements-onnx.txt
     assert {name.split(".")[0] for name in imported} - set(sys.stdlib_module_names) - own - others <= names
     included = [line for line in requirements("requirements-dev.txt") if line.startswith("-r")]
     assert included == [f"-r requirements-{name}.txt" for name in ("envpool", "gpu", "gymnasium", "onnx")]
