@@ -232,7 +232,7 @@ class Run:
         interval = self.args.checkpoint_interval or math.inf
         if self.stopping or iteration == self.args.num_iterations or iteration % interval == 0:
             self.saving = True
-            own = {name: value for name, value in self.state.items() if not is_shared(value)}
+            own = {name: value for name, value in self.state.items() if distributed.RANK and not is_shared(value)}
             others = distributed.gather({"state": state_dicts(own), "random": random_state()})
             if distributed.RANK == 0:
                 try:

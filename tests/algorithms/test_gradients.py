@@ -76,7 +76,7 @@ def loss_of(args):
     (cpo, "--clip-vloss --awac-coef 0.5 --bounds-coef 0.5 --learning-rate 0.3"),
     (cpo, "--clip-vloss --lstm --awac-coef 0.5 --reverse-kl-coef 0.3 --adversarial-coef 0.05 --seed 2"),
     (cpo, "--clip-vloss --awac-coef 0.5 --reverse-kl-coef 0.3 --adversarial-coef 0.05 --critic-n-step 3"
-          " --reward-scale 0.1"),
+          " --reward-scale 0.1 --seed 4"),
     (cpo, "--clip-vloss --separate-critic --awac-coef 0.5 --reverse-kl-coef 0.3 --adversarial-coef 0.05"),
     (epo, "--clip-vloss --off-policy-mu --off-policy-ratio 3 --ga-threshold 0"),
     (epo, "--clip-vloss --separate-critic --max-ent-coef 0.3 --ga-threshold 0"),

@@ -197,7 +197,7 @@ def test_what_cannot_be_resumed_is_refused(damage, capsys):
 @pytest.mark.parametrize("flags, name", [
     ("--env-id Cartpole", "--env-id Cartpole"),
     ("--hidden-sizes 32", "--hidden-sizes (32,)"),
-    ("--num-envs 32", "--num-envs 32"),
+    ("--num-envs 64", "--num-envs 64"),
     ("--learning-rate 0.1", "--learning-rate 0.1"),
     ("--seed 6", "--seed 6"),
     ("--lstm", "--lstm True"),

@@ -56,6 +56,10 @@ class Fixed(VectorEnv):
         self.position = torch.zeros(num_envs, 2)
         self.difficulty = torch.tensor(1.0 + distributed.RANK)
 
+    def reset(self):
+        self.staggered = False  # over the environments of a process, others than over those of a single one
+        return super().reset()
+
     def reset_where(self, mask):
         start = 0.5 * torch.sin(global_columns(self.num_envs, self.agents)[:, None] * torch.tensor([1.3, 2.1]))
         self.position = torch.where(mask[:, None], start, self.position)

@@ -293,7 +293,7 @@ def test_a_full_disk_costs_the_log_not_the_run(small_disk, monkeypatch, capsys):
         "no checkpoint", "no log", "the log is written again", "the checkpoint is written again",
     ]  # fmt: skip
     assert checkpoint(the_run())["iteration"] == 8
-    assert logged(the_run()) in ([1, 2, 7, 8], [1, 2, 3, 7, 8])
+    assert {1, 2, 7, 8} <= set(logged(the_run()))  # what fits into the last page of the file is written
     assert not list(the_run().glob("*tmp*"))
 
 
@@ -869,6 +869,6 @@ def test_an_error_after_the_first_step_names_the_class():
 def test_after_its_first_calls_an_environment_is_left_alone(monkeypatch):
     made = []
     make = harness.flags.envs.make
-    monkeypatch.setattr(harness.flags.envs, "make", lambda *args: made.append(make(*args)) or made[0])
+    monkeypatch.setattr(harness.flags.envs, "make", lambda *args, **flags: made.append(make(*args, **flags)) or made[0])
     assert train(ppo, f"--env-id {__name__}:Still") == 0
     assert made[0].step.__func__ is VectorEnv.step and made[0].reset.__func__ is VectorEnv.reset
