@@ -17,6 +17,7 @@ from typing import Optional, Tuple
 import envs  # before torch: Isaac Gym must be imported first
 import harness
 from envs import uncaught
+from envs.adapters.adapter import Adapter
 from envs.base import check_tensors
 from harness import checkpoints
 
@@ -204,15 +205,19 @@ def export(path, saved, agent, k, env):
         policy.eval(), tuple(inputs), dynamo=True, verbose=False, input_names=names, output_names=outputs,
         dynamic_shapes=batch,
     )  # fmt: skip
-    model = program.model_proto
+    model, adapted = program.model_proto, isinstance(env, Adapter)
     metadata = {
         "task": saved["args"]["env_id"], "script": saved["script"], "agent": k, "steps": saved["global_step"],
-        "observation": inspect.getdoc(type(env)) or "", "control_period": 1 / env.frame_rate,
+        "observation": f"of {saved['args']['env_id']}" if adapted else inspect.getdoc(type(env)) or "",
+        "control_period": "unknown" if adapted and "frame_rate" not in vars(env) else 1 / env.frame_rate,
     }  # fmt: skip
     for key, value in metadata.items():
         model.metadata_props.add(key=key, value=str(value))
     onnx.checker.check_model(model)
-    onnx.save(model, path)
+    try:
+        onnx.save(model, path)
+    except OSError as error:
+        harness.refuse("--export", path, error)
     print(f"{path}: {', '.join(names)} -> {', '.join(outputs)}, agent {k}, {os.path.getsize(path):,} bytes")
 
 

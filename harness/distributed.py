@@ -51,7 +51,8 @@ class Exchange:
             except RuntimeError:  # the store has ended too
                 first = True
             if first:
-                hint = f"; to go on from the last checkpoint: --resume {run_folder}" if run_folder else ""
+                saved = os.path.exists(os.path.join(run_folder, "checkpoint.pt"))
+                hint = f"; to go on from the last checkpoint: --resume {run_folder}" if saved else ""
                 reason = str(error).splitlines()[0]
                 print(f"process {RANK} of {WORLD_SIZE} lost another one{hint} ({reason})", file=sys.stderr, flush=True)
             sys.exit(1)

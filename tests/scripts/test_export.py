@@ -103,6 +103,28 @@ def test_what_cannot_be_exported_is_refused(flags, line, capsys):
     assert not list(pathlib.Path().glob("policy*"))
 
 
+def test_an_adapter_s_task_has_no_made_up_metadata():
+    pytest.importorskip("envpool")
+    ppo.main(
+        "--no-cuda --env-id envpool:Hopper-v5 --num-envs 4 --num-steps 4 --total-timesteps 16 --num-minibatches 1"
+        " --hidden-sizes 8".split()
+    )
+    (folder,) = pathlib.Path("runs").iterdir()
+    evaluate.main(f"{folder} --no-cuda --export policy.onnx".split())
+    metadata = {prop.key: prop.value for prop in onnx.load("policy.onnx").metadata_props}
+    assert metadata["observation"] == "of envpool:Hopper-v5" and metadata["control_period"] == "unknown"
+
+
+def test_a_file_that_cannot_be_written_is_one_line(capsys):
+    folder = train(ppo, "mlp")
+    pathlib.Path("policy.onnx").mkdir()
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as end:
+        evaluate.main(f"{folder} --no-cuda --export policy.onnx".split())
+    (line,) = capsys.readouterr().err.splitlines()
+    assert end.value.code == 2 and line.startswith("--export policy.onnx: ")
+
+
 def test_without_onnx_one_line_says_what_to_install(monkeypatch, capsys):
     folder = train(ppo, "mlp")
     monkeypatch.setitem(sys.modules, "onnx", None)
