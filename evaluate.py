@@ -88,11 +88,11 @@ def make_env(saved, num_envs, args, device):
 
 
 def make_agent(saved, script, env, device):
-    agent = script.Agent(env.num_obs, env.num_actions, SimpleNamespace(**saved["args"])).to(device)
     try:
+        agent = script.Agent(env.num_obs, env.num_actions, SimpleNamespace(**saved["args"])).to(device)
         check_tensors(saved["state"]["agent"], agent.state_dict())
         agent.load_state_dict(saved["state"]["agent"])
-    except (AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError, RuntimeError) as error:
         harness.refuse("run", saved["script"], f"state.agent does not fit: {' '.join(str(error).split())}")
     return agent
 

@@ -141,13 +141,13 @@ def run_folder(path):
 
 
 def comes_with_run(file, path):
-    """Whether a file lies below the run's folder, the folder above, or runs/, where what others trained is put.
+    """Whether a file lies in runs/, in the run's folder, the one above, or what holds them in the working directory.
 
-    path: the run's folder or a checkpoint in it. Folders in which this repository lies or, but for the run's own, the
-    user works do not count.
+    path: the run's folder or a file in it. Not counted: where this repository lies and, but for the run, the user is.
     """
     run, root, cwd = map(os.path.realpath, (run_folder(path), ROOT, "."))
-    folders = [os.path.join(cwd, "runs"), os.path.join(root, "runs"), run, os.path.dirname(run)]
+    top = os.path.join(cwd, os.path.relpath(run, cwd).split(os.sep)[0])
+    folders = [os.path.join(cwd, "runs"), os.path.join(root, "runs"), run, os.path.dirname(run), top]
     folders = [folder for folder in folders if not is_below(root, folder)]
     return any(is_below(os.path.realpath(file), f) and (f == run or not is_below(cwd, f)) for f in folders)
 

@@ -117,7 +117,7 @@ class Run:
 
     def stop(self, signum, frame):
         """A checkpoint after the present iteration ends the run; a second signal ends it at once, or after writing."""
-        if self.signum and not self.saving:
+        if self.signum not in (0, signal.SIGPIPE) and not self.saving:
             sys.exit(128 + signum)
         self.signum = signum
 

@@ -195,6 +195,18 @@ def test_a_checkpoint_runs_no_code_that_came_with_it(folder, depth, changes, cap
     assert not pathlib.Path("PAYLOAD").exists()
 
 
+def test_nor_code_from_the_top_of_what_was_downloaded(capsys):
+    path = forged("download/runs/x", env_id="download.payload:E")
+    pathlib.Path("download/payload.py").write_text(PAYLOAD)
+    for play in (lambda: evaluate.main([str(path), "--no-cuda"]), lambda: ppo.main(["--resume", str(path)])):
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as end:
+            play()
+        (line,) = capsys.readouterr().err.splitlines()
+        assert end.value.code == 2 and "would run code that came with it" in line
+    assert not pathlib.Path("PAYLOAD").exists()
+
+
 @pytest.mark.parametrize("changes", [{"script": "payload"}, {"env_id": "payload:E"}])
 def test_nor_does_it_from_within_the_runs_folder(changes, monkeypatch, capsys):
     path = forged("downloads/x", **changes)
