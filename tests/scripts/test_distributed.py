@@ -18,9 +18,8 @@ import epo
 import harness
 import ppo
 import sapg
-from envs.base import VectorEnv
 from harness import distributed, flags
-from tests.conftest import parse, tuned
+from tests.conftest import Drift, parse, tuned
 from tests.scripts.test_checkpoints import assert_same_state, checkpoint, same
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -43,17 +42,14 @@ LONG += " --total-timesteps 100_000_000 --checkpoint-interval 1"
 every_script = pytest.mark.parametrize("name", SCRIPTS)
 
 
-class Fixed(VectorEnv):
-    """A point pushed about, which starts where the number of its environment among those of all processes says."""
+class Fixed(Drift):
+    """Drift that starts where the number of its environment among those of all processes says."""
 
-    num_obs, num_actions, max_episode_steps = 3, 2, 7
-    fitness_floor = 0.01
     curriculum = ("difficulty",)
     agents = 1  # set by play
 
     def __init__(self, num_envs, device, seed):
         super().__init__(num_envs, device, seed)
-        self.position = torch.zeros(num_envs, 2)
         self.difficulty = torch.tensor(1.0 + distributed.RANK)
 
     def reset(self):
@@ -63,17 +59,6 @@ class Fixed(VectorEnv):
     def reset_where(self, mask):
         start = 0.5 * torch.sin(global_columns(self.num_envs, self.agents)[:, None] * torch.tensor([1.3, 2.1]))
         self.position = torch.where(mask[:, None], start, self.position)
-
-    def advance(self, action):
-        self.position = self.position + 0.4 * action
-        reward = self.position[:, 0] - action[:, 1] - 0.2 * self.position.square().sum(1)
-        return reward, (self.position.abs() > 1.2).any(1), torch.zeros(self.num_envs, dtype=torch.bool)
-
-    def observe(self):
-        return torch.cat([self.position, self.episode_step[:, None] / 7.0], 1)
-
-    def objective(self):
-        return 1.0 + self.position[:, 0]
 
 
 class RottenInOne(Fixed):
