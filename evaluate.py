@@ -11,6 +11,7 @@ import inspect
 import math
 import os
 import sys
+from fractions import Fraction
 from types import SimpleNamespace
 from typing import Optional, Tuple
 
@@ -138,24 +139,27 @@ def agents_of(saved):
 
 
 def record_video(path, env, agent, ids):
-    """One episode of each agent of ids (K,), in a grid, to an mp4 file of at most 20 s."""
+    """One episode of each agent of ids (K,), in a grid, to an mp4 file of at most 20 s and 30 frames per second."""
     import av
     import numpy as np
 
     player, obs, frames = Player(agent, ids, deterministic=True), env.reset(), []
     playing = torch.ones(len(ids), dtype=torch.bool, device=ids.device)
-    columns = math.ceil(math.sqrt(len(ids)))
-    pictures = [env.render(i) for i in range(len(ids))]
-    while playing.any() and len(frames) < 20 * env.frame_rate:
-        blank = [np.zeros_like(pictures[0])] * (-len(ids) % columns)
-        rows = [(pictures + blank)[i : i + columns] for i in range(0, len(ids), columns)]
-        frames.append(np.concatenate([np.concatenate(row, 1) for row in rows]))
+    pictures, columns = [None] * len(ids), math.ceil(math.sqrt(len(ids)))
+    period = math.ceil(env.frame_rate / 30)  # control steps per frame
+    for step in range(20 * env.frame_rate):
+        if step % period == 0:  # of a finished episode the last picture stays
+            pictures = [env.render(i) if playing[i] else picture for i, picture in enumerate(pictures)]
+            blank = [np.zeros_like(pictures[0])] * (-len(ids) % columns)
+            rows = [(pictures + blank)[i : i + columns] for i in range(0, len(ids), columns)]
+            frames.append(np.concatenate([np.concatenate(row, 1) for row in rows]))
         obs, _, terminated, truncated, _ = env.step(player.act(obs))
         player.dones = (terminated | truncated)[None]
         playing &= ~player.dones[0]
-        pictures = [env.render(i) if playing[i] else pictures[i] for i in range(len(ids))]  # the last picture stays
+        if not playing.any():
+            break
     with av.open(path, "w") as file:
-        stream = file.add_stream("libx264", rate=env.frame_rate)
+        stream = file.add_stream("libx264", rate=Fraction(env.frame_rate, period))
         stream.height, stream.width = (size - size % 2 for size in frames[0].shape[:2])
         stream.pix_fmt = "yuv420p"
         for frame in frames:

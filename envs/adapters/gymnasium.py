@@ -62,7 +62,7 @@ class Gymnasium(Adapter):
         self.set_action_space(self.env.single_action_space)
         self.num_obs = self.env.single_observation_space.shape[0]
         self.max_episode_steps = env.spec.max_episode_steps or sys.maxsize  # none: it ends its episodes itself
-        self.frame_rate = self.env.metadata.get("render_fps", self.frame_rate)
+        self.frame_rate = round(self.env.metadata.get("render_fps") or self.frame_rate)
         self.obs, self.next_obs = torch.zeros(num_envs, self.num_obs, device=self.device), None
 
     def reset_where(self, mask):

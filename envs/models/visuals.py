@@ -81,14 +81,14 @@ def add_surroundings(spec, light=(0.4, 0.5, -1.0), aim=(0, 0, 0), follow=None, s
         name="tiles", type=texture.mjTEXTURE_2D, builtin=mujoco.mjtBuiltin.mjBUILTIN_CHECKER, width=512, height=512,
         rgb1=(0.87, 0.88, 0.89), rgb2=(0.78, 0.80, 0.83), mark=mujoco.mjtMark.mjMARK_EDGE, markrgb=(0.95, 0.96, 0.97),
     )  # fmt: skip
-    ground = spec.add_material(name="ground", texrepeat=(2, 2), texuniform=True, reflectance=0.08)
+    ground = spec.add_material(name="ground", texrepeat=(2, 2), texuniform=True)
     ground.textures[mujoco.mjtTextureRole.mjTEXROLE_RGB] = "tiles"
 
     visual = spec.visual
     visual.rgba.haze = (*HORIZON, 1)
     visual.headlight.ambient, visual.headlight.diffuse = (0.35, 0.35, 0.37), (0.3, 0.3, 0.3)
     visual.headlight.specular = (0.1, 0.1, 0.1)
-    visual.quality.shadowsize, visual.quality.offsamples = 4096, 4
+    visual.quality.shadowsize, visual.quality.offsamples = 2048, 4
     visual.map.znear, visual.map.zfar = 0.01, 60.0
     spec.stat.extent = 1.0  # the unit of the lengths in `visual.map`
     visual.map.shadowclip = span
