@@ -35,7 +35,8 @@ def flatten(obs, num_envs):
 class Adapter(VectorEnv):
     """Somebody else's environments. Their state cannot be read, so a resumed run begins its episodes anew.
 
-    A subclass has `check(name)`, which raises ValueError (one line) for what is behind no prefix `engine_name:`.
+    One that is chosen by the prefix `engine_name:` has `check(name)`, which raises ValueError (one line) for a name that
+    it does not know.
     """
 
     resumes_exactly = False

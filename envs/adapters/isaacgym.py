@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from envs import import_isaacgym_first
-from envs.base import VectorEnv
+from envs.adapters.adapter import Adapter
 
 if TYPE_CHECKING:
     from isaacgymenvs import VecTask
@@ -80,7 +80,7 @@ def make_config(env_id, num_envs):
         return compose("config", [*CONFIGURATIONS[env_id].split(), f"num_envs={num_envs}"])
 
 
-class IsaacGym(VectorEnv):
+class IsaacGym(Adapter):
     """A task of IsaacGymEnvs, with its observation, reward, curriculum and termination.
 
     IsaacGymEnvs executes a reset within the next step: the first action of an episode is chosen before its start state
@@ -96,7 +96,6 @@ class IsaacGym(VectorEnv):
     """
 
     engine_name = "isaacgym"
-    resumes_exactly = False
 
     def __init__(self, env_id, num_envs, device, seed):
         super().__init__(num_envs, device, seed)
@@ -141,9 +140,6 @@ class IsaacGym(VectorEnv):
     def successes(self):
         return self.task.successes.to(self.device).float()
 
-    def observe(self):
-        return self.obs
-
     def objective(self):
         if self.dexterous:
             return self.successes().clone()
@@ -156,17 +152,6 @@ class IsaacGym(VectorEnv):
         found = {**self.extras, **self.extras.get("scalars", {})}
         found = {name: torch.as_tensor(value) for name, value in found.items() if not isinstance(value, dict)}
         return {name: value.float().mean() for name, value in found.items() if name != "time_outs"}
-
-    def state_dict(self):
-        """The curriculum. Nothing else can be restored, since Isaac Gym does not expose its whole state."""
-        return {name: getattr(self, name).clone() for name in self.curriculum}
-
-    def load_state_dict(self, state):
-        """Restore the curriculum and restart all episodes."""
-        for name in self.curriculum:
-            getattr(self, name).copy_(state[name])
-        self.reset()
-        print("Isaac Gym cannot restore its physics: all episodes start again", file=sys.stderr)
 
     def render(self, index):
         raise NotImplementedError("the Isaac Gym adapter cannot render; evaluate the policy on another engine")

@@ -285,7 +285,7 @@ def test_the_curriculum_is_saved_and_all_else_begins_anew(install, capsys):
     other, _ = started("AllegroKukaRegrasping", 2)
     play(other, [[1.0, 1.0]])
     other.load_state_dict(state)
-    assert "all episodes start again" in capsys.readouterr().err and not other.observe().any()
+    assert "all episodes begin anew" in capsys.readouterr().err and not other.observe().any()
     ((obs, *_),) = play(other, [[1.0, 1.0]])
     assert other.task.success_tolerance == pytest.approx(0.05) and seen(obs)[0] == [2.0, 1.0, 0.25]
     assert started("Ant")[0].state_dict() == {}
@@ -382,7 +382,7 @@ def test_a_run_and_its_resumption(script, env_id, flags, install, train, capsys)
     (folder,) = pathlib.Path("runs").iterdir()
     resumed = train(script, f"{flags} --total-timesteps 864 --resume {folder}")
     captured = capsys.readouterr()
-    assert captured.err == "Isaac Gym cannot restore its physics: all episodes start again\n"
+    assert captured.err == "isaacgym cannot restore its environments: all episodes begin anew\n"
     assert len(resumed.steps) == 9 and not resumed.steps[0].obs.any()
 
 
