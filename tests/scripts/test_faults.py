@@ -25,7 +25,7 @@ import harness.run
 import ppo
 import sapg
 from benchmarks.scripts.torture import (
-    EXTRA, FLAGS, ROOT, broken_files, damages, default_signals, odd_files, refused, start,
+    EXTRA, FLAGS, ROOT, broken_files, damages, odd_files, refused, start,
 )  # fmt: skip
 from envs import uncaught
 from envs.base import VectorEnv
@@ -672,11 +672,11 @@ def test_the_memory_of_the_physics_counts(monkeypatch, capsys):
 def test_the_memory_of_the_physics_is_estimated_from_one_world(env_id, num_envs):
     """Within a factor of two of what the process takes. AllegroKuka's worlds have models of their own."""
     code = f"""
-import envs, resource, torch
+import envs, pathlib, re, torch
 def play(num_envs):
     env = envs.make("{env_id}", num_envs)
     env.reset(), env.step(torch.zeros(num_envs, env.num_actions))
-    return env, 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return env, 1024 * int(re.search(r"VmHWM:\\s+(\\d+)", pathlib.Path("/proc/self/status").read_text()).group(1))
 (one, before), (_, after) = play(1), play({num_envs})
 print(one.engine.memory({num_envs}) / (after - before))
 """
