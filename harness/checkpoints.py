@@ -172,7 +172,8 @@ def lock_folder(folder):
 
     Refuses the folder if another process trains in it.
     """
-    for path in (os.path.join(folder, name) for name in ("lock", "checkpoint.pt.tmp", "nan_dump.pt")):
+    for name in ("lock", "checkpoint.pt.tmp", "checkpoint_rejected.pt", "nan_dump.pt"):
+        path = os.path.join(folder, name)
         if os.path.islink(path) or os.path.exists(path) and not os.path.isfile(path):  # of somebody else's run
             refuse("--resume", path, "must be a plain file")
     file = open(os.path.join(folder, "lock"), "a")

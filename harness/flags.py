@@ -170,8 +170,8 @@ def check_memory(args, env=None):
     memory, sizes = host_memory() // distributed.LOCAL_WORLD_SIZE, (1, 1)
     if args.device != "cpu":
         memory = torch.cuda.mem_get_info()[0]
-    if env:
-        physics = getattr(getattr(env, "engine", None), "memory", None) if args.device == "cpu" else None
+    if env is not None:
+        physics = getattr(getattr(env, "engine", None), "bytes_for", None) if args.device == "cpu" else None
         sizes = (env.num_obs, env.num_actions, physics)
 
     def needed(name, most):
@@ -243,7 +243,7 @@ def make_env(args):
     num_envs, seed = args.num_envs // distributed.WORLD_SIZE, (args.seed + distributed.SEED_OFFSET) % 2**32
     flags, rest = ("--num-envs", args.num_envs, args.env_id), (args.device, seed, args.engine)
     with distributed.Rank0First():
-        if args.device == "cpu" and args.engine != "isaacgym" and envs.needs_engine(args.env_id):
+        if args.device == "cpu" and args.engine != "isaacgym" and args.env_id in envs.TASKS:
             check_memory(args, make_checked(*flags, 1, *rest))  # one world tells what all of them need
         env = make_checked(*flags, num_envs, *rest, staggered=True)
         check_memory(args, env)

@@ -100,7 +100,7 @@ class MujocoCpu:
         self._renderer = Renderer(models)
         self._refresh(np.arange(num_envs))
 
-    def memory(self, num_envs):
+    def bytes_for(self, num_envs):
         """Bytes that so many worlds need, approximately: arrays, and a model for each until these repeat."""
         arrays = (self._state, self._trajectory, self._control, self._pose_sensors, self._model_sensors)
         arrays += (self._host_joints, self._host_poses)

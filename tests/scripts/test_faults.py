@@ -221,7 +221,7 @@ def test_nor_does_it_from_within_the_runs_folder(changes, monkeypatch, capsys):
     assert not pathlib.Path("PAYLOAD").exists()
 
 
-@pytest.mark.parametrize("name", ["checkpoint.pt.tmp", "lock", "nan_dump.pt"])
+@pytest.mark.parametrize("name", ["checkpoint.pt.tmp", "checkpoint_rejected.pt", "lock", "nan_dump.pt"])
 def test_links_in_somebody_elses_run_are_not_followed(name, capsys):
     path = forged("downloads/x")
     pathlib.Path("mine.txt").write_text("precious")
@@ -678,7 +678,7 @@ def play(num_envs):
     env.reset(), env.step(torch.zeros(num_envs, env.num_actions))
     return env, 1024 * int(re.search(r"VmHWM:\\s+(\\d+)", pathlib.Path("/proc/self/status").read_text()).group(1))
 (one, before), (_, after) = play(1), play({num_envs})
-print(one.engine.memory({num_envs}) / (after - before))
+print(one.engine.bytes_for({num_envs}) / (after - before))
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert 0.5 < float(done.stdout) < 2.0
