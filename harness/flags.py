@@ -144,10 +144,10 @@ def host_memory(groups="/proc/self/cgroup", root="/sys/fs/cgroup"):
     return min([machine, *(int(limit) for limit in limits if limit.isdigit())])  # "max": no limit
 
 
-def memory_needed(flags, num_obs, num_actions, physics=None):
+def memory_needed(flags, num_obs, num_actions, engine=None):
     """Bytes that a process needs: rollout, a minibatch's activations, network, gradients, Adam's two moments.
 
-    physics: number of environments -> bytes that the engine needs; None: unknown, or not in the same memory.
+    engine: as MujocoCpu, if its worlds are in the same memory; what another one needs is not known.
     """
     columns, lstm = flags["num_envs"] // distributed.WORLD_SIZE, flags["lstm_size"] if flags["lstm"] else 0
     rows = columns * flags["num_steps"]
@@ -159,7 +159,8 @@ def memory_needed(flags, num_obs, num_actions, physics=None):
     weights = sum(a * b for a, b in layers) + 4 * lstm * (width + lstm) + agents * (latent + num_actions)
     rollout = rows * (num_obs + 2 * num_actions + 5) + 2 * columns * lstm
     activations = rows // flags["num_minibatches"] * (width + 2 * sum(hidden) + 4 * lstm)
-    return 4 * (rollout + activations + 4 * weights) + (physics(columns) if physics else 0)
+    physics = engine.bytes_for(columns) if hasattr(engine, "bytes_for") else 0
+    return 4 * (rollout + activations + 4 * weights) + physics
 
 
 def check_memory(args, env=None):
@@ -171,8 +172,7 @@ def check_memory(args, env=None):
     if args.device != "cpu":
         memory = torch.cuda.mem_get_info()[0]
     if env is not None:
-        physics = getattr(getattr(env, "engine", None), "bytes_for", None) if args.device == "cpu" else None
-        sizes = (env.num_obs, env.num_actions, physics)
+        sizes = (env.num_obs, env.num_actions, getattr(env, "engine", None) if args.device == "cpu" else None)
 
     def needed(name, most):
         value = getattr(args, name)
