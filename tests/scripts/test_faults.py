@@ -816,7 +816,7 @@ def test_evaluate_checks_the_first_calls():
     assert run(ppo, "--env-id mine:Mine")[0] == 0
     write_task(advance="return action.sum(1, keepdim=True), None, None")
     status, (line,) = evaluated()
-    assert status == 2 and line.startswith("--env-id mine:Mine: reward is a torch.float32 tensor of shape (2, 1), must")
+    assert status == 2 and line.startswith("--env-id mine:Mine: reward is a torch.float32 tensor of shape (2, 1) on")
 
 
 def test_an_error_in_the_users_load_state_dict_is_theirs():
