@@ -72,19 +72,19 @@ def load(path):
 
 def make_env(saved, num_envs, args, device):
     """Fresh environments of the checkpoint's task with its curriculum."""
+    env_id = saved["args"]["env_id"]
     try:
-        envs.check_env_id(saved["args"]["env_id"])
+        envs.check_env_id(env_id)
     except ValueError as error:
-        harness.refuse("run", saved["args"]["env_id"], error)
-    try:
-        env = envs.make(saved["args"]["env_id"], num_envs, device, args.seed, args.engine)
-    except ValueError as error:
-        harness.refuse("--engine", args.engine, error)
+        if uncaught.raised_in(error, env_id):
+            raise
+        harness.refuse("run", env_id, error)
+    env = harness.make_checked("--engine", args.engine, env_id, num_envs, device, args.seed, args.engine)
     try:
         for name in getattr(env, "curriculum", ()):
             getattr(env, name).copy_(saved["state"]["env"][name])
     except (KeyError, TypeError, RuntimeError) as error:
-        harness.refuse("run", saved["args"]["env_id"], f"state.env does not fit: {error!r}")
+        harness.refuse("run", env_id, f"state.env does not fit: {error!r}")
     return env
 
 

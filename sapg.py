@@ -351,7 +351,7 @@ def main(argv=None):
         # --------------------------------------------------------------------------------------------------------------
         # Rollout
         # --------------------------------------------------------------------------------------------------------------
-        rollout_start, next_lstm_state = time.time(), lstm_state
+        rollout_start, next_lstm_state = time.perf_counter(), lstm_state
         with torch.no_grad():
             for t in range(T):
                 actions[t], logprobs[t], policy, values[t], next_lstm_state = agent.get_action_and_value(
@@ -374,7 +374,7 @@ def main(argv=None):
         # --------------------------------------------------------------------------------------------------------------
         # Advantages and batch
         # --------------------------------------------------------------------------------------------------------------
-        update_start = time.time()
+        update_start = time.perf_counter()
         raw_values = agent.value_rms.denormalize(values)
         next_values = torch.where(dones[1:], agent.value_rms.denormalize(final_values), raw_values[1:]) * ~terminated
         advantages = compute_gae(rewards, raw_values[:-1], next_values, dones[1:], args.gamma, args.gae_lambda)
@@ -479,7 +479,7 @@ def main(argv=None):
             **harness.population_scalars(agent, episodes),  # SAPG
             **diagnosis,
             "perf/rollout_s": update_start - rollout_start,
-            "perf/update_s": time.time() - update_start,
+            "perf/update_s": time.perf_counter() - update_start,
         }
         run.checkpoint(iteration, global_step)
         run.log(iteration, global_step, scalars)

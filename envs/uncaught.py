@@ -37,10 +37,11 @@ def raised_in(error, env_id, inherited=False):
     """
     module, task, found = env_id.partition(":")[0], custom_class(env_id), ""
     for frame, _ in traceback.walk_tb(error.__traceback__):
-        code, owner = frame.f_code, frame.f_locals.get("self")
+        code = frame.f_code
+        owner = frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
         if code.co_name == "<module>" and frame.f_globals.get("__name__") == module:
             return module
-        if isinstance(owner, task):
+        if isinstance(owner, task) and code.co_name in (*dir(type(owner)), "<lambda>"):  # no function that is given it
             method = f"{type(owner).__name__}.{code.co_name}"
             if not code.co_filename.startswith(os.path.dirname(os.path.abspath(__file__)) + os.sep):
                 return method

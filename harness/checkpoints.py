@@ -84,12 +84,14 @@ def save_checkpoint(folder, data):
         raise
 
 
-def load_checkpoint(path, script=None, accept=None):
+def load_checkpoint(path, script=None, accept=None, locked=False):
     """The newest valid checkpoint of a run's folder, or the one in a file; plain tensors and numbers, nothing else.
 
     script: which script must have written it, for --resume; None: any, for evaluate.py. accept(checkpoint) raises an
-    exception for one that does not fit; checkpoint_previous.pt is tried next. Ends with exit status 2 and one line
-    where no checkpoint is valid, or where resuming or evaluating it would run code that lies with the run.
+    exception for one that does not fit; checkpoint_previous.pt is tried next. locked: whether this process may write to
+    the folder: if it goes on from checkpoint_previous.pt, checkpoint.pt becomes checkpoint_rejected.pt, so that it does
+    not replace the better one. Ends with exit status 2 and one line where no checkpoint is valid, or where resuming or
+    evaluating it would run code that lies with the run.
     """
     flag = "--resume" if script else "run"
     paths, reason = [path], "no such file or folder"
@@ -117,8 +119,11 @@ def load_checkpoint(path, script=None, accept=None):
             if each == paths[0] or not os.path.exists(paths[0]):
                 reason = f"{os.path.basename(each)} cannot be read: {message[:300]}"
             continue
-        if each != paths[0]:
+        if each != paths[0] and (locked or not script):
             print(f"going on from {each}: {reason}", file=sys.stderr)
+        newest = os.path.join(run_folder(path), "checkpoint.pt")
+        if locked and os.path.basename(each) == "checkpoint_previous.pt" and os.path.lexists(newest):
+            os.replace(newest, os.path.join(run_folder(path), "checkpoint_rejected.pt"))
         return saved
     refuse(flag, repr(path) if path == "" else path, reason)
 
@@ -167,7 +172,8 @@ def lock_folder(folder):
 
     Refuses the folder if another process trains in it.
     """
-    for path in (os.path.join(folder, name) for name in ("lock", "checkpoint.pt.tmp", "nan_dump.pt")):
+    for name in ("lock", "checkpoint.pt.tmp", "checkpoint_rejected.pt", "nan_dump.pt"):
+        path = os.path.join(folder, name)
         if os.path.islink(path) or os.path.exists(path) and not os.path.isfile(path):  # of somebody else's run
             refuse("--resume", path, "must be a plain file")
     file = open(os.path.join(folder, "lock"), "a")

@@ -2,6 +2,7 @@
 
 import functools
 import os
+import pathlib
 import sys
 from dataclasses import fields
 
@@ -82,6 +83,8 @@ def check_common_args(args):
         try:
             check(*(getattr(args, name) for name in names))
         except ValueError as error:
+            if uncaught.raised_in(error, args.env_id):
+                raise
             refuse(flag(names[0]), getattr(args, names[0]), error)
     if args.engine == "warp" and args.cuda and args.device == "cpu":
         refuse("--engine", "warp", "needs a CUDA GPU, none was found; with --no-cuda it runs on the CPU, slowly")
@@ -89,6 +92,8 @@ def check_common_args(args):
         value = getattr(args, f.name)
         if isinstance(value, float) and not 0 <= value <= 1e18:
             refuse(flag(f.name), value, "must be a finite number, at least 0")
+        if any(isinstance(x, int) and x >= 2**63 for x in (value if isinstance(value, tuple) else (value,))):
+            refuse(flag(f.name), value, "must be below 2**63")
         if f.name in LARGEST and value > LARGEST[f.name]:
             refuse(flag(f.name), value, f"must be at most {LARGEST[f.name]:g}")
     for name in ("num_envs", "total_timesteps", "num_steps", "num_minibatches", "update_epochs", "lstm_size"):
@@ -127,8 +132,23 @@ def check_common_args(args):
         sys.exit(2)
 
 
-def memory_needed(flags, num_obs, num_actions):
-    """Bytes that a process needs: rollout, a minibatch's activations, network, gradients, Adam's two moments."""
+def host_memory(groups="/proc/self/cgroup", root="/sys/fs/cgroup"):
+    """Bytes of memory: the machine's, or the smallest limit of the control groups (v1, v2) that this process is in."""
+    machine, limits = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), []
+    for line in open(groups) if os.path.isfile(groups) else ():  # number:controllers:path; Linux only
+        _, controllers, path = line.strip().split(":", 2)
+        folder = pathlib.Path(root, controllers, path.strip("/"))
+        for name in ("memory.max", "memory.limit_in_bytes"):
+            files = [each / name for each in (folder, *folder.parents)]  # in a container the path may be the host's
+            limits += [file.read_text().strip() for file in files if file.is_file()]
+    return min([machine, *(int(limit) for limit in limits if limit.isdigit())])  # "max": no limit
+
+
+def memory_needed(flags, num_obs, num_actions, engine=None):
+    """Bytes that a process needs: rollout, a minibatch's activations, network, gradients, Adam's two moments.
+
+    engine: as MujocoCpu, if its worlds are in the same memory; what another one needs is not known.
+    """
     columns, lstm = flags["num_envs"] // distributed.WORLD_SIZE, flags["lstm_size"] if flags["lstm"] else 0
     rows = columns * flags["num_steps"]
     agents, latent = flags.get("num_agents", 1), flags.get("latent_dim", 0)
@@ -139,21 +159,27 @@ def memory_needed(flags, num_obs, num_actions):
     weights = sum(a * b for a, b in layers) + 4 * lstm * (width + lstm) + agents * (latent + num_actions)
     rollout = rows * (num_obs + 2 * num_actions + 5) + 2 * columns * lstm
     activations = rows // flags["num_minibatches"] * (width + 2 * sum(hidden) + 4 * lstm)
-    return 4 * (rollout + activations + 4 * weights)
+    physics = engine.bytes_for(columns) if hasattr(engine, "bytes_for") else 0
+    return 4 * (rollout + activations + 4 * weights) + physics
 
 
-def check_memory(args, num_obs=1, num_actions=1):
-    """Refuse what cannot fit: the flag that takes the most, with the largest value that fits beside the others."""
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // distributed.LOCAL_WORLD_SIZE
+def check_memory(args, env=None):
+    """Refuse what cannot fit: the flag that takes the most, with the largest value that fits beside the others.
+
+    env: environments, of any number; None: before there are any. What a custom task allocates is not known.
+    """
+    memory, sizes = host_memory() // distributed.LOCAL_WORLD_SIZE, (1, 1)
     if args.device != "cpu":
         memory = torch.cuda.mem_get_info()[0]
+    if env is not None:
+        sizes = (env.num_obs, env.num_actions, getattr(env, "engine", None) if args.device == "cpu" else None)
 
     def needed(name, most):
         value = getattr(args, name)
         value = tuple(min(x, most) for x in value) if isinstance(value, tuple) else min(value, most)
-        return memory_needed({**vars(args), name: value}, num_obs, num_actions)
+        return memory_needed({**vars(args), name: value}, *sizes)
 
-    need = memory_needed(vars(args), num_obs, num_actions)
+    need = memory_needed(vars(args), *sizes)
     if need > memory:
         name = min((name for name in SIZES if hasattr(args, name)), key=lambda name: needed(name, 1))
         least = getattr(args, "num_agents", 1) if name == "num_envs" else 1
@@ -198,18 +224,29 @@ def describe_cpu_defaults(args, cpu_row, tuned_row):
     )
 
 
+def make_checked(flag, value, env_id, num_envs, *inputs, **options):
+    """envs.make. Its first calls will be checked; a ValueError that is not the custom task's refuses the flag."""
+    try:
+        env = envs.make(env_id, num_envs, *inputs, **options)
+    except ValueError as error:
+        if uncaught.raised_in(error, env_id):
+            raise
+        refuse(flag, value, error)
+    except SystemExit:
+        refuse("--env-id", env_id, "its constructor calls sys.exit, must return")
+    checks.check_first_calls(env, num_envs, functools.partial(refuse, "--env-id", env_id))
+    return env
+
+
 def make_env(args):
     """The environments of this process. Prints the run's first line; refuses what the engine cannot hold."""
     num_envs, seed = args.num_envs // distributed.WORLD_SIZE, (args.seed + distributed.SEED_OFFSET) % 2**32
+    flags, rest = ("--num-envs", args.num_envs, args.env_id), (args.device, seed, args.engine)
     with distributed.Rank0First():
-        try:
-            env = envs.make(args.env_id, num_envs, args.device, seed, args.engine, staggered=True)
-        except ValueError as error:
-            if uncaught.raised_in(error, args.env_id):
-                raise
-            refuse("--num-envs", args.num_envs, error)
-        checks.check_first_calls(env, num_envs, functools.partial(refuse, "--env-id", args.env_id))
-        check_memory(args, env.num_obs, env.num_actions)
+        if args.device == "cpu" and args.engine != "isaacgym" and args.env_id in envs.TASKS:
+            check_memory(args, make_checked(*flags, 1, *rest))  # one world tells what all of them need
+        env = make_checked(*flags, num_envs, *rest, staggered=True)
+        check_memory(args, env)
     engine = getattr(env, "engine_name", "its own")
     processes = f"{distributed.WORLD_SIZE} processes, " if distributed.WORLD_SIZE > 1 else ""
     uncaught.say(

@@ -70,7 +70,8 @@ class Run:
             refuse("--env-id", args.env_id, f"cannot be saved and loaded: {message}")
         if saved:
             self.folder, self.lock = checkpoints.run_folder(args.resume), saved["lock"]
-            saved = load_checkpoint(args.resume, self.script, self.load)  # again: nobody else can write it any more
+            # again: nobody else can write it any more
+            saved = load_checkpoint(args.resume, self.script, self.load, locked=True)
         try:
             if not saved:
                 self.folder = make_folder(f"{args.env_id.replace(':', '-')}__{self.script}__{args.seed}")

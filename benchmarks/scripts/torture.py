@@ -5,12 +5,17 @@ Prints one table: fault, how often it was tried, how often the outcome was wrong
 takes a fraction of a second; `full_disk` and `soak` start Python as a user does. Linux only. No part needs root: the
 full disk is a tmpfs in a user namespace (`unshare -Urm`), and is left out where the system has none.
 
-Folders are made below $TMPDIR. A checkpoint is flushed to the disk in every iteration: on a slow disk use /dev/shm.
+Folders are made below $TMPDIR. A checkpoint is flushed to the disk in every iteration: on a slow disk use
+
+    TMPDIR=/dev/shm/tmp python benchmarks/scripts/torture.py
+
+Nothing that it starts outlives it, also when it is killed. A part that cannot be finished counts as wrong.
 """
 
 import argparse
 import collections
 import contextlib
+import ctypes
 import gzip
 import hashlib
 import io
@@ -95,18 +100,50 @@ class Figures(dict):
 # ---------------------------------------------------------------- processes
 
 
-def default_signals():
-    """As in a terminal, also where this runs in the background or under nohup."""
+PR_SET_PDEATHSIG = 1  # prctl(2)
+forked, started = set(), []  # ids of `fork`'s processes that nobody has waited for; `popen`'s
+
+
+def prepare_child():
+    """Signals as in a terminal, also where this runs in the background or under nohup; an end with the parent."""
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def end_children():
+    """Kill what still runs of `fork`'s and `popen`'s."""
+    for pid in [*forked]:
+        os.kill(pid, signal.SIGKILL)
+        status_of(pid)
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+def wait_for(condition, seconds=120.0):
+    """The first value of condition() that is true. Raises TimeoutError."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        value = condition()
+        if value:
+            return value
+        time.sleep(0.005)
+    raise TimeoutError(f"nothing happened for {seconds:g} s")
 
 
 def start(script, flags, prefix="", **options):
     """A script as a process of its own."""
     command = f"exec {prefix} {sys.executable} {ROOT / script.__name__}.py --no-cuda {flags}"
+    return popen(["bash", "-c", command], **options)
+
+
+def popen(command, **options):
+    """subprocess.Popen with pipes, of a process that does not outlive this one."""
     pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    options = {**pipes, "preexec_fn": default_signals, **options}
-    return subprocess.Popen(["bash", "-c", command], env={**os.environ, "OMP_NUM_THREADS": "1"}, **options)
+    options = {**pipes, "preexec_fn": prepare_child, "env": {**os.environ, "OMP_NUM_THREADS": "1"}, **options}
+    started.append(subprocess.Popen(command, **options))
+    return started[-1]
 
 
 def fork(function, folder, output):
@@ -119,10 +156,11 @@ def fork(function, folder, output):
     pid = os.fork()
     if pid:
         os.close(file)
+        forked.add(pid)
         return pid
     status = 1
     try:
-        default_signals()
+        prepare_child()
         signal.signal(signal.SIGINT, signal.default_int_handler)
         os.chdir(folder)
         os.dup2(file, 1), os.dup2(file, 2)
@@ -142,9 +180,10 @@ def fork(function, folder, output):
 
 
 def status_of(pid):
-    """Waits for a process. Its exit status, or minus the number of the signal that killed it."""
-    status = os.waitpid(pid, 0)[1]
-    return os.WEXITSTATUS(status) if os.WIFEXITED(status) else -os.WTERMSIG(status)
+    """Waits for one of `fork`'s. Its exit status, or minus the number of the signal that killed it."""
+    end = wait_for(lambda: os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG), 1200.0)
+    forked.discard(pid)
+    return end.si_status if end.si_code == os.CLD_EXITED else -end.si_status
 
 
 def outcome(script, argv):
@@ -192,15 +231,19 @@ def digest(saved):
     return sha.hexdigest()
 
 
-def digests(script, flags, path):
-    """Runs a script, uninterrupted; path: a json file for the digest of each iteration's checkpoint."""
-    found = {}
+def digests(script, flags, path, iterations):
+    """Runs a script, uninterrupted; path: a json file for the digests of the checkpoints after these iterations."""
+    found, checkpoint = {}, harness.run.Run.checkpoint
+
+    def checkpoint_some(run, iteration, global_step):
+        if iteration in iterations:
+            checkpoint(run, iteration, global_step)
 
     def save(folder, data):
         saved = decode(bytes(data))
         found[saved["iteration"]] = digest(saved)
 
-    harness.checkpoints.save_checkpoint = save
+    harness.run.Run.checkpoint, harness.checkpoints.save_checkpoint = checkpoint_some, save
     script.main(flags.split())
     pathlib.Path(path).write_text(json.dumps(found))
 
@@ -221,9 +264,8 @@ def kills(folder, args, figures, draw):
             flags = f"--no-cuda --resume {run} {ENDLESS}" if resumed else fresh
             pid, signum = fork(lambda: script.main(flags.split()), place, out), draw.choice(signals)
             at_start, seconds = draw.random() < 0.25, draw.uniform(0.0, 1.0)
-            end = time.monotonic() + 60.0
-            while not at_start and time.monotonic() < end and not printed(pathlib.Path(out).read_text()):
-                time.sleep(0.01)
+            if not at_start:
+                wait_for(lambda: printed(pathlib.Path(out).read_text()))
             time.sleep(seconds)
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signum)
@@ -245,7 +287,7 @@ def kills(folder, args, figures, draw):
                 before = iteration
                 seen[before] = digest(saved)
         flags = f"{fresh} --total-timesteps {before * STEPS}"
-        assert status_of(fork(lambda: digests(script, flags, f"{place}.json"), place, out)) == 0, out
+        assert status_of(fork(lambda: digests(script, flags, f"{place}.json", seen), place, out)) == 0, out
         whole = json.loads(pathlib.Path(f"{place}.json").read_text())
         for iteration, found in seen.items():
             wrong = whole[str(iteration)] != found
@@ -255,8 +297,7 @@ def kills(folder, args, figures, draw):
 def looks(folder, args, figures, draw):
     """Is there a checkpoint.pt at every moment of a run that writes one in every iteration?"""
     pid = fork(lambda: epo.main(f"{FLAGS} {EXTRA[epo]} --env-id Moat {ENDLESS}".split()), folder, f"{folder}/out.txt")
-    while not run_of(folder) or not (run_of(folder) / "checkpoint.pt").exists():
-        time.sleep(0.001)
+    wait_for(lambda: run_of(folder) and (run_of(folder) / "checkpoint.pt").exists())
     path, end = str(run_of(folder) / "checkpoint.pt"), time.monotonic() + 10.0
     while time.monotonic() < end:
         figures.add("checkpoint.pt absent when looked for", not os.path.exists(path))
@@ -304,10 +345,7 @@ def full_disk(folder, args, figures, draw):
         os.makedirs(disk, exist_ok=True)
         flags = f"{FLAGS} {EXTRA[epo]} --env-id Moat {ENDLESS} --total-timesteps {STEPS * 400}"
         command = f"mount -t tmpfs -o size=4m none {disk} && cd {disk} && exec {sys.executable} {ROOT}/epo.py {flags}"
-        process = subprocess.Popen(
-            ["unshare", "-Urm", "bash", "-c", f"{command} {redirect}"], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            text=True, preexec_fn=default_signals,
-        )  # fmt: skip
+        process = popen(["unshare", "-Urm", "bash", "-c", f"{command} {redirect}"])
         inside = pathlib.Path(f"/proc/{process.pid}/root{disk}")
         lines = (lambda: process.stdout.readline()) if not redirect else (lambda: time.sleep(0.1))
         while process.poll() is None and not (run_of(inside) and (run_of(inside) / "checkpoint.pt").exists()):
@@ -505,7 +543,7 @@ def tests(folder, args, figures, draw):
     names = [name for names in TESTS.values() for name in names.split()]
     command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider"]
     command += [f"--junitxml={folder}/all.xml", "tests/scripts/test_faults.py", "-k", " or ".join(names)]
-    subprocess.run(command, cwd=ROOT, stdout=subprocess.DEVNULL, check=False)
+    popen(command, cwd=ROOT, stdout=subprocess.DEVNULL).communicate()
     cases = collections.defaultdict(list)
     for case in xml.etree.ElementTree.parse(f"{folder}/all.xml").iter("testcase"):
         cases[case.get("name").split("[")[0]].append(case)
@@ -533,8 +571,7 @@ def soak(folder, args, figures, draw):
     The first fifth is not counted. Speed is iterations per second of CPU time.
     """
     process = start(epo, f"{FLAGS} {EXTRA[epo]} --env-id Moat {ENDLESS}", cwd=folder, stdout=subprocess.DEVNULL)
-    while not run_of(folder) or not (run_of(folder) / "checkpoint.pt").exists():
-        time.sleep(0.1)
+    wait_for(lambda: run_of(folder) and (run_of(folder) / "checkpoint.pt").exists())
     run, begin, looks = run_of(folder), time.monotonic(), []
     for fifth in range(1, 6):
         time.sleep(max(0.0, begin + fifth * 12.0 * args.soak - time.monotonic()))
@@ -614,14 +651,23 @@ def main():
     parser.add_argument("--soak", type=float, default=20.0, help="minutes")
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
-    figures = Figures()
-    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as at_end:
+    figures, parent = Figures(), os.environ.get("TMPDIR")
+    if parent:
+        os.makedirs(parent, exist_ok=True)
+    for number in (signal.SIGHUP, signal.SIGTERM):
+        signal.signal(number, lambda number, frame: sys.exit(128 + number))
+    with tempfile.TemporaryDirectory(dir=parent) as folder, contextlib.ExitStack() as at_end:
         at_end.callback(figures.print)
-        for part in PARTS:
-            if part.__name__ in args.parts:
-                print(f"{part.__name__} ...", file=sys.stderr, flush=True)
-                os.mkdir(f"{folder}/{part.__name__}")
+        at_end.callback(end_children)
+        for part in [part for part in PARTS if part.__name__ in args.parts]:
+            os.mkdir(f"{folder}/{part.__name__}")
+            begin = time.monotonic()
+            try:
                 part(f"{folder}/{part.__name__}", args, figures, random.Random(args.seed))
+            except Exception:
+                figures.add(f"{part.__name__}: not finished", True, traceback.format_exc())
+            end_children()
+            print(f"{part.__name__}: {time.monotonic() - begin:.0f} s", file=sys.stderr, flush=True)
     sys.exit(any(failed for _, failed in figures.values()))
 
 

@@ -106,7 +106,7 @@ class MujocoWarp:
         """
         wp.config.log_level = wp.LOG_ERROR  # otherwise it warns on every machine without a GPU
         wp.init()
-        self.models = [_compile(build) for build in models]
+        self.models = [_compile(build) for build in models[:num_envs]]
         self.num_envs, self.substeps, self.device = num_envs, substeps, torch.device(device)
         first = self.models[0]
         self.nq, self.nv, self.nu, self.timestep = first.nq, first.nv, first.nu, first.opt.timestep
@@ -123,7 +123,7 @@ class MujocoWarp:
         self._wp_device = wp.device_from_torch(str(self.device))
         self._check_memory()
         with wp.ScopedDevice(self._wp_device):
-            self._model = _put_models(self.models, min(num_envs, len(self.models)))
+            self._model = _put_models(self.models)
             self._model.opt.warn_overflow = 0
             data = self._make_data(num_envs)
             self._bodies = wp.array(body_ids, dtype=int)
@@ -214,7 +214,7 @@ class MujocoWarp:
 
     def _initial(self):
         """What `state_dict` returns for worlds in the initial states of their models."""
-        models, fixed = self.models[: self.num_envs], self.models[0].body_mocapid >= 0
+        models, fixed = self.models, self.models[0].body_mocapid >= 0
         state = np.stack([np.r_[0.0, model.qpos0, np.zeros(self.nv)] for model in models])
         mocap = np.stack([np.r_[model.body_pos[fixed].ravel(), model.body_quat[fixed].ravel()] for model in models])
         own = np.arange(self.num_envs) % len(models)
@@ -320,16 +320,16 @@ def _compile(build):
     return spec.compile()
 
 
-def _put_models(models, num_models):
+def _put_models(models):
     """The models as one mjw.Model whose arrays have an entry per model where the models differ."""
     differing = {}
     for field in dataclasses.fields(mjw.Model):
         shape = getattr(field.type, "shape", None)
         if shape and shape[0] == "*" and hasattr(models[0], field.name):
-            values = [getattr(model, field.name) for model in models[:num_models]]
+            values = [getattr(model, field.name) for model in models]
             if any((value != values[0]).any() for value in values):
                 differing[field.name] = np.stack(values)
-    model = mjw.put_model(models[0], batch_sizes={name: num_models for name in differing})
+    model = mjw.put_model(models[0], batch_sizes={name: len(models) for name in differing})
     for name, values in differing.items():
         array = getattr(model, name)
         array.assign(values.reshape(array.numpy().shape))

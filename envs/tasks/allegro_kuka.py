@@ -156,7 +156,7 @@ class AllegroKukaBase(VectorEnv):
             return scene.build_scene(scale, self.goal_shape, self.layout, self.obstacle)
 
         scales = scene.object_scales(self.object_families)
-        models = [functools.partial(build_scene, scale) for scale in scales[:num_envs]]
+        models = [functools.partial(build_scene, scale) for scale in scales]
         bodies = [prefix + scene.PALM_BODY for prefix in self.layout.prefixes]
         bodies += [prefix + name for prefix in self.layout.prefixes for name in scene.FINGERTIP_BODIES]
         bodies.append(scene.OBJECT_BODY)

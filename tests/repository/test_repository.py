@@ -183,10 +183,12 @@ def test_scripts_are_short(script, most):
 def test_the_harness_is_short():
     """800 lines; 120 for what keeps runs whole (checksums, locks, other people's checkpoints, memory estimates); 25 for
     the rows of EnvPool's tasks, which are data; 100 for several processes: one parses, writes and loads, each has
-    environments and a share of the checkpoint. How they talk to each other is in distributed.py.
+    environments and a share of the checkpoint. How they talk to each other is in distributed.py. 45 for the memory of
+    the physics and the limits of control groups (20), environments made and checked in one place for evaluate.py too
+    (15), and a damaged checkpoint that is set aside (10).
     """
     paths = [path for path in HARNESS if path.name != "distributed.py"]
-    assert sum(len(path.read_text().splitlines()) for path in paths) <= 1_045
+    assert sum(len(path.read_text().splitlines()) for path in paths) <= 1_090
     assert len((ROOT / "harness" / "distributed.py").read_text().splitlines()) <= 150
 
 
