@@ -21,6 +21,10 @@ DEFAULT_POSE = np.array([-1.571, 1.571, 0.0, 1.376, 0.0, 1.485, 2.358] + [0.0] *
 STIFFNESS = 40.0  # N m / rad, every joint
 DAMPING = 5.0  # N m s / rad, every joint
 ARM_EFFORT, HAND_EFFORT = 300.0, 0.35  # N m
+ARM_SPEED = 10.0  # rad / s, published limit
+# How far (rad) an arm's drive may aim beyond the joint's angle: there its stiffness pulls as much as its damping brakes
+# at ARM_SPEED. MuJoCo has no speed limit; without this, targets that jump made the arms reach 48 rad/s.
+ARM_LEAD = DAMPING * ARM_SPEED / STIFFNESS
 HAND_SPEED = 6.283  # rad / s, published limit
 # The finger links are so light that a drive at its effort limit overshoots within a step of 8 ms: without armature the
 # fingers reach hundreds of rad/s or worse. MuJoCo has no speed limit; this damping makes HAND_SPEED the speed at which

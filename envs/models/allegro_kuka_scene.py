@@ -7,6 +7,7 @@ import mujoco
 import numpy as np
 
 from envs.models.allegro_kuka import (  # noqa: F401, tasks import the robot's numbers from here
+    ARM_LEAD,
     DEFAULT_POSE,
     FINGERTIP_BODIES,
     FINGERTIP_OFFSETS,

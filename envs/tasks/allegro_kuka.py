@@ -182,6 +182,8 @@ class AllegroKukaBase(VectorEnv):
         self.keypoint_offsets = self.tensor(self.keypoint_pattern) * keypoint_box[:, None]  # (N, K, 3), object's frame
 
         self.target = self.zeros(self.num_joints)  # rad
+        lead = [scene.ARM_LEAD] * NUM_ARM + [np.inf] * (JOINTS_PER_ROBOT - NUM_ARM)
+        self.lead = self.tensor(lead * self.num_robots)  # rad, how far a drive may aim beyond its joint's angle
         self.push_force = self.zeros(3)  # N, object's frame
         self.push_probability = self.zeros()
         self.goal = self.zeros(7)  # position, quaternion
@@ -236,7 +238,9 @@ class AllegroKukaBase(VectorEnv):
 
     def advance(self, action):
         self.target = self.next_target(action)
-        self.engine.step(self.target, self.push())
+        angle = self.engine.qpos[:, : self.num_joints]
+        aim = torch.maximum(torch.minimum(self.target, angle + self.lead), angle - self.lead)
+        self.engine.step(aim, self.push())
         self.update_tolerance()
         fingertip_distance, keypoint_distance = self.fingertip_distance(), self.keypoint_distance()
         terms, near, self.lifted, self.closest_fingertip, self.closest_keypoint = reward_terms(

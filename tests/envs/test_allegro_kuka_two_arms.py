@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import envs
+from envs.models import allegro_kuka as robot
 from envs.models import allegro_kuka_scene as scene
 from envs.tasks import allegro_kuka as task
 from envs.tasks import allegro_kuka_two_arms as two_arms
@@ -106,6 +107,16 @@ def test_all_targets_are_absolute():
     for share in (0.0, 0.25, 1.0):
         env.step(torch.full((1, 46), 2.0 * share - 1.0))
         assert torch.allclose(env.target[0], (1.0 - share) * lower + share * upper, atol=1e-6)
+
+
+def test_arms_keep_to_their_speed_limit():
+    """Targets that jump to and fro; without ARM_LEAD one speed in a hundred is above 15 rad/s. Contacts add to speeds."""
+    env, generator = started(REGRASPING, 16), torch.Generator().manual_seed(0)
+    speeds = []
+    for _ in range(60):
+        env.step(torch.randn(16, 46, generator=generator).clamp(-1.0, 1.0))
+        speeds.append(env.engine.qvel[:, :46].view(16, 2, 23)[:, :, :7].abs().flatten())
+    assert torch.quantile(torch.cat(speeds), 0.99) < robot.ARM_SPEED
 
 
 def test_starts_lie_on_both_sides():
