@@ -377,6 +377,7 @@ def test_render_shows_the_goal(env_id):
     assert (image != env.render(1)).any(2).sum() > 300
 
 
+@pytest.mark.slow  # test_contract.py has 220 steps
 @pytest.mark.parametrize("env_id", ["AllegroKukaRegrasping", THROW, REORIENTATION])
 def test_two_thousand_steps_stay_finite(env_id, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

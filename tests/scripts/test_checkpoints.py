@@ -5,7 +5,6 @@ import pathlib
 import pickle
 import random
 import re
-import signal
 import subprocess
 import sys
 import time
@@ -87,7 +86,7 @@ def assert_same_state(a, b):
 
 @pytest.mark.parametrize("script, task, network", [
     *[(script, DRIFT, network) for script in FLAGS for network in NETWORKS],  # an episode ends in every iteration
-    (sapg, "Moat", "mlp"), (cpo, "Cartpole", "lstm"), (epo, "AllegroKukaRegrasping", "mlp"),
+    (sapg, "Moat", "mlp"), (cpo, "Cartpole", "mlp"), (epo, "AllegroKukaRegrasping", "mlp"),
 ])  # fmt: skip
 def test_resumed_is_uninterrupted_bit_by_bit(script, task, network):
     """Every script's own state on a small task; that of other tasks is the same for all scripts."""
@@ -230,29 +229,13 @@ def test_another_scripts_checkpoint_is_refused(capsys):
     assert "must be a checkpoint that epo.py wrote" in capsys.readouterr().err
 
 
-# ---------------------------------------------------------------- signals
+# ---------------------------------------------------------------- kills; other signals: test_faults.py
 
 
 def start(script, flags):
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     argv = [sys.executable, str(ROOT / f"{script.__name__}.py"), *flags.split()]
     return subprocess.Popen(argv, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
-def test_a_stopped_run_loses_nothing(signum):
-    process = start(ppo, command(ppo, iterations=1000) + " --checkpoint-interval 0")
-    for _ in range(3):
-        process.stdout.readline()
-    process.send_signal(signum)
-    out, err = process.stdout.read(), process.stderr.read()
-    assert process.wait() == 128 + signum and err == ""
-    *_, last, farewell = out.splitlines()
-    assert farewell == f"stopped; to go on: --resume {the_run()}"
-    saved = checkpoint(the_run())
-    assert saved["global_step"] == int(last.split()[0].replace(",", ""))
-    train(ppo, f"--resume {the_run()} --total-timesteps {saved['global_step'] + STEPS}")
-    assert checkpoint(the_run())["iteration"] == saved["iteration"] + 1
 
 
 def kill_and_resume(kills, seed):
@@ -275,7 +258,7 @@ def kill_and_resume(kills, seed):
 
 
 def test_a_killed_run_resumes():
-    kill_and_resume(3, seed=0)
+    kill_and_resume(2, seed=0)
 
 
 @pytest.mark.slow

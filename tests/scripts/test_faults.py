@@ -2,6 +2,7 @@
 
 import abc
 import dataclasses
+import functools
 import os
 import pathlib
 import random
@@ -66,12 +67,6 @@ def checkpoint(folder, name="checkpoint.pt"):
 
 def contents(folder="."):
     return {path: path.read_bytes() for path in pathlib.Path(folder).rglob("*") if path.is_file()}
-
-
-def run(script, flags):
-    process = start(script, f"{FLAGS.replace('--no-cuda', '')} {EXTRA[script]} {flags}")
-    out, err = process.communicate(timeout=120)
-    return process.returncode, out, err
 
 
 # ---------------------------------------------------------------- folders and files
@@ -147,10 +142,23 @@ class Agent: ...
 """
 
 
-def forged(folder, **changes):
-    """A valid checkpoint of ppo.py with some entries replaced, in runs/{folder}."""
-    assert train() == 0
-    saved = checkpoint(the_run())
+@pytest.fixture(scope="module")
+def valid(tmp_path_factory):
+    """The bytes of a checkpoint of ppo.py."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path_factory.mktemp("valid"))
+        assert train() == 0
+        return (the_run() / "checkpoint.pt").read_bytes()
+
+
+@pytest.fixture
+def forged(valid):
+    """forged(folder, **changes): a valid checkpoint with some entries replaced, in that folder."""
+    return functools.partial(forge, valid)
+
+
+def forge(valid, folder, **changes):
+    saved = decode(valid)
     for key, value in changes.items():
         (saved["args"] if key == "env_id" else saved)[key] = value
     path = pathlib.Path(folder)
@@ -179,7 +187,7 @@ def forged(folder, **changes):
     ("", {"script": "runs.x.payload"}),
     ("", {"script": "./{folder}/payload"}),
 ])  # fmt: skip
-def test_a_checkpoint_runs_no_code_that_came_with_it(folder, depth, changes, capsys):
+def test_a_checkpoint_runs_no_code_that_came_with_it(folder, depth, changes, capsys, forged):
     parent, module = folder.split("/")[0], folder.replace("/", ".")
     values = dict(abs=os.path.abspath(folder), folder=folder, parent=parent, module=module)
     path = forged(folder, **{key: value.format(**values) for key, value in changes.items()})
@@ -195,7 +203,7 @@ def test_a_checkpoint_runs_no_code_that_came_with_it(folder, depth, changes, cap
     assert not pathlib.Path("PAYLOAD").exists()
 
 
-def test_nor_code_from_the_top_of_what_was_downloaded(capsys):
+def test_nor_code_from_the_top_of_what_was_downloaded(capsys, forged):
     path = forged("download/runs/x", env_id="download.payload:E")
     pathlib.Path("download/payload.py").write_text(PAYLOAD)
     for play in (lambda: evaluate.main([str(path), "--no-cuda"]), lambda: ppo.main(["--resume", str(path)])):
@@ -208,7 +216,7 @@ def test_nor_code_from_the_top_of_what_was_downloaded(capsys):
 
 
 @pytest.mark.parametrize("changes", [{"script": "payload"}, {"env_id": "payload:E"}])
-def test_nor_does_it_from_within_the_runs_folder(changes, monkeypatch, capsys):
+def test_nor_does_it_from_within_the_runs_folder(changes, monkeypatch, capsys, forged):
     path = forged("downloads/x", **changes)
     (path / "payload.py").write_text(PAYLOAD)
     monkeypatch.chdir(path)
@@ -220,7 +228,7 @@ def test_nor_does_it_from_within_the_runs_folder(changes, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("name", ["checkpoint.pt.tmp", "lock", "nan_dump.pt"])
-def test_links_in_somebody_elses_run_are_not_followed(name, capsys):
+def test_links_in_somebody_elses_run_are_not_followed(name, capsys, forged):
     path = forged("downloads/x")
     pathlib.Path("mine.txt").write_text("precious")
     (path / name).symlink_to(os.path.abspath("mine.txt"))
@@ -232,13 +240,13 @@ def test_links_in_somebody_elses_run_are_not_followed(name, capsys):
 
 
 @pytest.mark.parametrize("env_id", ["subprocess:Popen", "os:system", "pathlib:Path"])
-def test_a_class_that_is_no_environment_is_not_called(env_id, capsys):
+def test_a_class_that_is_no_environment_is_not_called(env_id, capsys, forged):
     path = forged("runs/x", env_id=env_id)
     assert resume(ppo, path) == 2
     assert "not a class with reset and step" in capsys.readouterr().err.splitlines()[-1]
 
 
-def test_a_pickle_payload_is_refused(tmp_path, capsys):
+def test_a_pickle_payload_is_refused(tmp_path, capsys, forged):
     class Payload:
         def __reduce__(self):
             return (os.mkdir, (str(tmp_path / "PAYLOAD"),))
@@ -480,13 +488,27 @@ def stopped(process):
     return process.returncode
 
 
-@pytest.mark.parametrize("signum", [signal.SIGHUP, signal.SIGTERM, signal.SIGINT])
-def test_a_signal_saves(signum):
+def test_a_signal_to_a_process_saves():
     process = start(ppo, f"{FLAGS} {LONG} --checkpoint-interval 0")
     for _ in range(4):
         process.stdout.readline()
-    process.send_signal(signum)
-    assert stopped(process) == 128 + signum
+    process.send_signal(signal.SIGINT)
+    assert stopped(process) == 128 + signal.SIGINT
+
+
+@pytest.mark.parametrize("signum", [signal.SIGHUP, signal.SIGTERM, signal.SIGINT])
+def test_a_signal_saves(signum, monkeypatch, capsys):
+    """And the run goes on from there."""
+    hangup = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # also where tests run under nohup
+    with monkeypatch.context() as patch:
+        between(patch, {3: lambda: os.kill(os.getpid(), signum)})
+        assert train(ppo, f"{LONG} --checkpoint-interval 0") == 128 + signum
+    signal.signal(signal.SIGHUP, hangup)
+    out, err = capsys.readouterr()
+    *_, last, farewell = out.splitlines()
+    assert farewell == f"stopped; to go on: --resume {the_run()}" and last.split()[0] == "384" and err == ""
+    assert checkpoint(the_run())["global_step"] == 384
+    assert resume(ppo, the_run(), "--total-timesteps 512") == 0 and checkpoint(the_run())["iteration"] == 4
 
 
 def test_nohup_outlives_the_terminal():
@@ -664,27 +686,47 @@ def write_task(**lines):
     pathlib.Path("mine.py").write_text(TASK.format(**{**slots, **lines}))
 
 
+@pytest.fixture
+def outcome(capsys):
+    """outcome(train or resume, ...) -> exit status, output, errors, as of a process of its own."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)}
+
+    def call(function, *inputs):
+        capsys.readouterr()
+        sys.modules.pop("mine", None)
+        try:
+            status = function(*inputs)
+        except Exception:
+            sys.excepthook(*sys.exc_info())
+            status = 1
+        return (status, *capsys.readouterr())
+
+    yield call
+    sys.modules.pop("mine", None)
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
 @pytest.mark.parametrize("method, line, error", [
     ("constructor", 'raise ValueError("constructor wants a file")', "ValueError in Mine.__init__"),
     ("reset_where", "{}[3]", "KeyError in Mine.reset_where"),
     ("advance", "if self.calls == 20: self.position", "AttributeError in Mine.advance"),
 ])  # fmt: skip
-def test_an_error_in_the_users_environment_is_shown_as_it_is(method, line, error):
+def test_an_error_in_the_users_environment_is_shown_as_it_is(method, line, error, outcome):
     write_task(**{method: line})
-    status, _, err = run(ppo, "--env-id mine:Mine")
+    status, _, err = outcome(train, ppo, "--env-id mine:Mine")
     *trace, last = err.splitlines()
     assert status == 1 and trace[0].startswith("Traceback") and "mine.py\", line" in err
     assert any(text.strip() == line.replace("if self.calls == 20: ", "") or line in text for text in trace)
     assert last == f"--env-id mine:Mine: {error}"
 
 
-def test_an_error_in_the_users_load_state_dict_is_theirs():
+def test_an_error_in_the_users_load_state_dict_is_theirs(outcome):
     write_task()
-    assert run(ppo, "--env-id mine:Mine")[0] == 0
+    assert outcome(train, ppo, "--env-id mine:Mine")[0] == 0
     write_task(load="1 / 0")
-    process = start(ppo, f"--resume {the_run()} --total-timesteps 2048")
-    err = process.communicate()[1]
-    assert process.returncode == 1
+    status, _, err = outcome(resume, ppo, the_run())
+    assert status == 1
     assert err.startswith("Traceback") and err.splitlines()[-1].endswith("ZeroDivisionError in Mine.load_state_dict")
 
 
@@ -696,9 +738,9 @@ def test_an_error_in_the_users_load_state_dict_is_theirs():
     ("Mine = 3", 2, "not a class"),
     ("x = 1 / 0", 1, "--env-id mine:Mine: ZeroDivisionError in mine"),
 ])  # fmt: skip
-def test_a_module_that_cannot_be_imported(text, status, last):
+def test_a_module_that_cannot_be_imported(text, status, last, outcome):
     pathlib.Path("mine.py").write_text(text)
-    code, out, err = run(ppo, "--env-id mine:Mine")
+    code, out, err = outcome(train, ppo, "--env-id mine:Mine")
     assert code == status and out == "" and last in err.splitlines()[-1]
     assert len(err.splitlines()) == 1 or status == 1
     assert not pathlib.Path("runs").exists()
@@ -872,10 +914,11 @@ def test_a_state_that_the_environment_cannot_load_is_refused_at_the_start(state,
 
 
 def test_an_error_after_the_first_step_names_the_class():
-    """One that comes from the contract's own code, not from the task's."""
+    """One that comes from the contract's own code, not from the task's; in a process."""
     write_task(advance="if self.calls == 20: return None")
-    status, _, err = run(ppo, "--env-id mine:Mine")
-    assert status == 1 and err.splitlines()[-1] == "--env-id mine:Mine: TypeError in Mine.step"
+    process = start(ppo, f"{FLAGS} --env-id mine:Mine")
+    err = process.communicate(timeout=120)[1]
+    assert process.returncode == 1 and err.splitlines()[-1] == "--env-id mine:Mine: TypeError in Mine.step"
 
 
 def test_after_its_first_calls_an_environment_is_left_alone(monkeypatch):
