@@ -145,6 +145,14 @@ def test_videos(env_id, agents, shape, capsys):
     assert (frames[0] != frames[-1]).any()
 
 
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """The folder of a run of sapg.py."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path_factory.mktemp("trained"))
+        return pathlib.Path(train(sapg, "--env-id Cartpole --total-timesteps 1024")).resolve()
+
+
 @pytest.mark.parametrize("flags, line", [
     ("nowhere", "run nowhere: no such file or folder"),
     ("empty", "run empty: must be a folder with a checkpoint.pt"),
@@ -164,10 +172,8 @@ def test_videos(env_id, agents, shape, capsys):
     ("run --engine isaacgym", "--engine isaacgym: needs Python 3.8, this is 3."),
     ("run --engine isaacgym --video film.mp4", "--video film.mp4: Isaac Gym draws nothing here"),
 ])  # fmt: skip
-def test_bad_input(flags, line, capsys):
-    run = train(sapg, "--env-id Cartpole --total-timesteps 1024")
-    shutil.move(run, "run")
-    shutil.rmtree("runs")
+def test_bad_input(flags, line, trained, capsys):
+    shutil.copytree(trained, "run")
     pathlib.Path("empty").mkdir()
     data = pathlib.Path("run/checkpoint.pt").read_bytes()
     pathlib.Path("truncated.pt").write_bytes(data[:1000])
