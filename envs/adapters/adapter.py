@@ -35,8 +35,8 @@ def flatten(obs, num_envs):
 class Adapter(VectorEnv):
     """Somebody else's environments. Their state cannot be read, so a resumed run begins its episodes anew.
 
-    One that is chosen by the prefix `engine_name:` has `check(name)`, which raises ValueError (one line) for a name that
-    it does not know.
+    One that is chosen by a prefix, `engine_name:`, has `check(name)`, which raises ValueError (one line) for unknown
+    names.
     """
 
     resumes_exactly = False

@@ -129,8 +129,9 @@ def test_command_line(in_empty_folder, monkeypatch, capsys):
     assert drawn[0][1:] == ("Moat", "first.png") and len(drawn[0][0]) == len(rows)
 
 
-def test_drawing(in_empty_folder):
+def test_drawing(in_empty_folder, monkeypatch):
     pytest.importorskip("matplotlib")  # not among the requirements
+    monkeypatch.setattr(diversity, "mlp_error", partial(diversity.mlp_error, num_steps=10))
     rows = [(name, "1", *row) for name in "AB" for row in diversity.measure(gaussian(20, 3))]
     diversity.draw(rows, "title", "drawn.png")
     assert (in_empty_folder / "drawn.png").read_bytes().startswith(b"\x89PNG")

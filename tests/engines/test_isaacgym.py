@@ -106,7 +106,7 @@ def test_episode_records_are_sums_and_counts(env_id, contract):  # where every s
 
 @every_env
 def test_everything_stays_finite(env_id, contract):
-    contract.test_everything_stays_finite(env_id, 1.0)
+    contract.test_everything_stays_finite(env_id)
 
 
 @every_env
@@ -404,9 +404,8 @@ def test_evaluation(install, train, capsys):
 # ---------------------------------------------------------------- errors, imports
 
 
-@pytest.mark.parametrize("script, flags", [("ppo", "--engine isaacgym"), ("epo", "--engine=isaacgym")])
-def test_one_line_where_isaac_gym_cannot_be(script, flags, tmp_path):
-    command = [sys.executable, str(ROOT / f"{script}.py"), "--env-id", "AllegroKukaTwoArmsRegrasping", *flags.split()]
+def test_one_line_where_isaac_gym_cannot_be(tmp_path):
+    command = [sys.executable, str(ROOT / "epo.py"), "--env-id", "AllegroKukaTwoArmsRegrasping", "--engine=isaacgym"]
     result = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert result.returncode == 2 and result.stdout == ""
     version = ".".join(map(str, sys.version_info[:2]))

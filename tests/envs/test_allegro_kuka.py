@@ -32,6 +32,13 @@ def make_still(monkeypatch):
     return make
 
 
+@pytest.fixture
+def nothing_in_the_way(monkeypatch):
+    """Starts are not compared with the robot, which takes seconds for thousands."""
+    far = torch.tensor(1.0)
+    monkeypatch.setattr(Clearance, "distance", lambda self, shapes, box_pos, *box: far.expand(len(box_pos)))
+
+
 def put_object(env, index, position):
     env.engine.qpos[index, 23:26] = torch.tensor(position)
     env.engine.body_pos[index, 5] = torch.tensor(position)
@@ -331,7 +338,7 @@ def test_push_is_renewed_or_fades():
     assert pushed[1].tolist() == pytest.approx([0.99791, 1.99581, 2.99372], abs=1e-5)
 
 
-def test_push_strength_and_probability(make_still):
+def test_push_strength_and_probability(make_still, nothing_in_the_way):
     env = make_still(4000)
     logs = env.push_probability.log10()
     assert logs.min() >= -3.0 and logs.max() <= -1.0
@@ -374,7 +381,7 @@ def test_geometry_by_hand():
     assert height.tolist() == pytest.approx([0.15, 0.1, 0.25 * math.sqrt(0.5)])
 
 
-def test_reset_distribution(make_still):
+def test_reset_distribution(make_still, nothing_in_the_way):
     env = make_still(4000)
     joints, velocity = env.engine.qpos[:, :23], env.engine.qvel[:, :23]
     lower, upper = torch.tensor(scene.JOINT_LOWER).float(), torch.tensor(scene.JOINT_UPPER).float()
@@ -391,8 +398,7 @@ def test_reset_distribution(make_still):
     assert not env.lifted.any() and env.near_steps.abs().sum() == 0 and env.successes.abs().sum() == 0
 
 
-def test_objects_start_above_the_table(make_still, monkeypatch):
-    monkeypatch.setattr(Clearance, "distance", lambda *args: torch.tensor(1.0).expand(4000))  # nothing in the way
+def test_objects_start_above_the_table(make_still, nothing_in_the_way):
     env = make_still(4000)
     position, quaternion = env.engine.qpos[:, 23:26].double().numpy(), env.engine.qpos[:, 26:30].double().numpy()
     assert (np.abs(position[:, :2]) <= 0.1).all() and (position[:, 2] >= 0.61 - 1e-6).all()
@@ -410,7 +416,7 @@ def test_objects_start_above_the_table(make_still, monkeypatch):
     assert np.abs(products - np.eye(4) / 4).max() < 0.02
 
 
-def test_goals_fill_their_box(make_still):
+def test_goals_fill_their_box(make_still, nothing_in_the_way):
     goal = make_still(4000).goal
     assert goal[:, :3].amin(0).tolist() == pytest.approx([-0.4, 0.0, 0.68], abs=0.005)
     assert goal[:, :3].amax(0).tolist() == pytest.approx([0.4, 0.35, 1.05], abs=0.005)

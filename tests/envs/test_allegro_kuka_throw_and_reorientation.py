@@ -16,6 +16,7 @@ from tests.envs.test_allegro_kuka import (  # noqa: F401, the fixture
     TURN_Z,
     act,
     make_still,
+    nothing_in_the_way,
     put_at_goal,
     put_object,
     random_actions,
@@ -57,7 +58,7 @@ def test_throw_has_small_objects():
     assert torch.equal(env.object_scale, torch.tensor(scales[:3]).float())
 
 
-def test_buckets_stand_on_both_sides(make_throw):
+def test_buckets_stand_on_both_sides(make_throw, nothing_in_the_way):  # noqa: F811
     env = make_throw(4000)
     low, high = env.goal.abs().amin(0), env.goal.amax(0)
     assert low[0].item() == pytest.approx(0.5, abs=0.005) and high[0].item() == pytest.approx(0.9, abs=0.005)
@@ -278,7 +279,7 @@ def test_reorientation_contract():
     assert rewards(keypoint_distance=0.1124, success_steps=env.success_steps)["goal"] == 1000.0
 
 
-def test_goals_are_poses(make_reorientation):
+def test_goals_are_poses(make_reorientation, nothing_in_the_way):  # noqa: F811
     goal = make_reorientation(4000).goal
     assert goal[:, :3].amin(0).tolist() == pytest.approx([-0.4, 0.0, 0.68], abs=0.005)
     assert goal[:, :3].amax(0).tolist() == pytest.approx([0.4, 0.35, 1.05], abs=0.005)
@@ -377,6 +378,7 @@ def test_render_shows_the_goal(env_id):
     assert (image != env.render(1)).any(2).sum() > 300
 
 
+@pytest.mark.slow  # test_contract.py has 220 steps
 @pytest.mark.parametrize("env_id", ["AllegroKukaRegrasping", THROW, REORIENTATION])
 def test_two_thousand_steps_stay_finite(env_id, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

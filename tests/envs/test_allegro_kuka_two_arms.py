@@ -109,14 +109,15 @@ def test_all_targets_are_absolute():
         assert torch.allclose(env.target[0], (1.0 - share) * lower + share * upper, atol=1e-6)
 
 
-def test_arms_keep_to_their_speed_limit():
-    """Targets that jump to and fro; without ARM_LEAD one speed in a hundred is above 15 rad/s. Contacts add to speeds."""
-    env, generator = started(REGRASPING, 16), torch.Generator().manual_seed(0)
-    speeds = []
+@pytest.mark.parametrize("joint", range(task.NUM_ARM))
+def test_a_joint_of_an_arm_keeps_to_its_speed_limit(joint):
+    """Driven alone from its start to either end of its range. Without ARM_LEAD the last one reaches 38 rad/s."""
+    env = started(REGRASPING, 2)
+    pose = 2.0 * (env.engine.qpos[:, :46] - env.joint_lower) / (env.joint_upper - env.joint_lower) - 1.0
+    pose[:, joint] = torch.tensor([-1.0, 1.0])
     for _ in range(60):
-        env.step(torch.randn(16, 46, generator=generator).clamp(-1.0, 1.0))
-        speeds.append(env.engine.qvel[:, :46].view(16, 2, 23)[:, :, :7].abs().flatten())
-    assert torch.quantile(torch.cat(speeds), 0.99) < robot.ARM_SPEED
+        env.step(pose)
+        assert env.engine.qvel[:, joint].abs().max() < robot.ARM_SPEED
 
 
 def test_starts_lie_on_both_sides():

@@ -377,17 +377,18 @@ def test_a_broken_world_terminates_and_earns_nothing():
     assert info["metrics"]["nan_worlds"] == 1
 
 
-@pytest.mark.parametrize("spread", [0.0, 1.0], ids=["zero", "random"])
-def test_two_thousand_steps(spread, tmp_path, monkeypatch):
+def test_two_thousand_steps(tmp_path, monkeypatch):
+    """Half of the agents do nothing, half act at random; MuJoCo warns of nothing."""
     monkeypatch.chdir(tmp_path)
-    env, generator, ends = make(8), torch.Generator().manual_seed(0), 0
+    env, generator, ends = make(8), torch.Generator().manual_seed(0), torch.zeros(8)
     for _ in range(2_000):
-        action = spread * (2.0 * torch.rand(8, 12, generator=generator) - 1.0)
+        action = 2.0 * torch.rand(8, 12, generator=generator) - 1.0
+        action[:4] = 0.0
         obs, reward, terminated, truncated, info = env.step(action)
         assert obs.isfinite().all() and reward.isfinite().all() and reward.min() >= 0.0 and reward.max() <= 0.03
-        ends += (terminated | truncated).sum().item()
+        ends += terminated | truncated
     assert info["metrics"]["nan_worlds"] == 0 and list(tmp_path.iterdir()) == []
-    assert ends > 8 if spread else ends == 0
+    assert (ends[:4] == 0).all() and ends[4:].sum() > 4
 
 
 def test_digest():

@@ -54,10 +54,16 @@ def started(env_id, num_envs=4, seed=1):
 
 @lru_cache(maxsize=None)
 def episodes(env_id):
-    """One random agent for a bit more than an episode: [(obs before, step's five results), ...], all as returned."""
+    """One random agent for a bit more than an episode: [(obs before, step's five results), ...], all as returned.
+
+    Of our own tasks, whose clock can be set, the last 200 steps of one.
+    """
     env, obs = started(env_id)
-    history = []
-    for action in actions(env, env.max_episode_steps + 20):
+    history, num_steps = [], env.max_episode_steps
+    if env_id in envs.TASKS:
+        num_steps = min(num_steps, 200)
+        env.episode_step += env.max_episode_steps - num_steps
+    for action in actions(env, num_steps + 20):
         history.append((obs, env.step(action)))
         obs = history[-1][1][0]
     return history
@@ -327,14 +333,16 @@ def test_state_dict_continues_exactly(env_id):
 
 
 @every_env
-@pytest.mark.parametrize("spread", [0.0, 1.0], ids=["zero", "random"])
-def test_everything_stays_finite(env_id, spread):
+def test_everything_stays_finite(env_id):
+    """Half of the agents do nothing, half act at random."""
     env, obs = started(env_id, num_envs=8)
     assert obs.isfinite().all()
-    for action in actions(env, 2_000 if env_id in envs.PURE_TORCH else 220, spread=spread):
+    for action in actions(env, 2_000 if env_id in envs.PURE_TORCH else 220):
+        action[:4] = 0.0
         obs, reward, _, _, info = env.step(action)
         assert obs.isfinite().all() and reward.isfinite().all() and info["final_obs"].isfinite().all()
         assert all(info["episode"][key].isfinite().all() for key in ("return", "length", "objective"))
+        assert info["metrics"].get("nan_worlds", 0) == 0
 
 
 @every_env

@@ -486,17 +486,18 @@ def test_joint_force_is_what_the_sensors_measure(model):
     assert limit == pytest.approx(data.qfrc_constraint[:16], abs=1e-9) and limit[0] > 0.01 and limit[1] < -0.01
 
 
-@pytest.mark.parametrize("scale", [0.0, 1.0])
-def test_two_thousand_steps_stay_finite(scale, tmp_path, monkeypatch):
+def test_two_thousand_steps_stay_finite(tmp_path, monkeypatch):
+    """Half of the agents do nothing, half act at random; MuJoCo warns of nothing."""
     monkeypatch.chdir(tmp_path)  # MuJoCo writes MUJOCO_LOG.TXT where it runs
     env = envs.make("AllegroHand", 8)
     env.reset()
-    ends = 0
+    ends = torch.zeros(8)
     for action in random_actions(8, 2000):
-        obs, reward, terminated, truncated, info = env.step(scale * action)
+        action[:4] = 0.0
+        obs, reward, terminated, truncated, info = env.step(action)
         assert obs.isfinite().all() and reward.isfinite().all() and obs.abs().max() <= 5.0
-        ends += (terminated | truncated).sum().item()
-    assert ends >= 16 and info["metrics"]["nan_worlds"].item() == 0
+        ends += terminated | truncated
+    assert ends[:4].sum() >= 8 and ends[4:].sum() >= 8 and info["metrics"]["nan_worlds"].item() == 0
     assert not os.path.exists("MUJOCO_LOG.TXT")
 
 

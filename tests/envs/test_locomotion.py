@@ -544,13 +544,14 @@ def test_an_idle_ant_stays_alive_and_an_idle_humanoid_falls():
 
 
 @BOTH
-@pytest.mark.parametrize("spread", [0.0, 1.0], ids=["zero", "random"])
-def test_two_thousand_steps(env_id, spread, tmp_path, monkeypatch):
+def test_two_thousand_steps(env_id, tmp_path, monkeypatch):
+    """Two agents do nothing, two act at random."""
     monkeypatch.chdir(tmp_path)  # MuJoCo writes MUJOCO_LOG.TXT where it runs
     env, generator = envs.make(env_id, 4), torch.Generator().manual_seed(0)
     env.reset()
     for _ in range(2000):
-        action = spread * (2.0 * torch.rand(4, env.num_actions, generator=generator) - 1.0)
+        action = 2.0 * torch.rand(4, env.num_actions, generator=generator) - 1.0
+        action[:2] = 0.0
         obs, reward, _, _, info = env.step(action)
         assert obs.isfinite().all() and reward.isfinite().all()
     assert info["metrics"]["nan_worlds"] == 0 and not os.listdir(tmp_path)

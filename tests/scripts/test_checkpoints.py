@@ -5,7 +5,6 @@ import pathlib
 import pickle
 import random
 import re
-import signal
 import subprocess
 import sys
 import time
@@ -22,6 +21,7 @@ import ppo
 import sapg
 from envs.base import VectorEnv
 from harness import checkpoints
+from tests.conftest import DRIFT
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 POPULATION = "--num-agents 4 --latent-dim 5 --max-ent-coef 0.1 --diagnostics-interval 3"
@@ -31,11 +31,8 @@ FLAGS = {
     cpo: f"{POPULATION} --adversarial-coef 0.1 --discriminator-sizes 8 --reverse-kl-coef 0.1 --awac-coef 0.1",
     epo: f"{POPULATION} --ga-interval 0.1 --ga-warmup 0.1",
 }
-TASKS = {  # environments, steps per iteration: in 8 iterations episodes end, of Moat 8 each
-    "Moat": (32, 128),
-    "Cartpole": (64, 32),
-    "AllegroKukaRegrasping": (8, 32),
-}
+TASKS = {DRIFT: (32, 9), "Moat": (32, 32), "Cartpole": (64, 32), "AllegroKukaRegrasping": (8, 32)}
+STEPS = 32 * 32  # of an iteration of Moat
 NETWORKS = {"mlp": "--no-lstm --hidden-sizes 16", "lstm": "--lstm --lstm-size 8 --hidden-sizes 16"}
 every_script = pytest.mark.parametrize("script", FLAGS, ids=lambda script: script.__name__)
 
@@ -46,7 +43,7 @@ def empty_folder(tmp_path, monkeypatch):
 
 
 def command(script, task="Moat", network="mlp", iterations=8):
-    num_envs, num_steps = TASKS[task]
+    num_envs, num_steps = TASKS[task]  # per iteration
     fixed = f"--no-cuda --env-id {task} --num-envs {num_envs} --num-steps {num_steps} --num-minibatches 2 --seed 5"
     steps = iterations * num_envs * num_steps
     return f"{fixed} --update-epochs 2 {NETWORKS[network]} {FLAGS[script]} --total-timesteps {steps}"
@@ -87,11 +84,13 @@ def assert_same_state(a, b):
 # ---------------------------------------------------------------- resuming
 
 
-@pytest.mark.parametrize("network", NETWORKS)
-@pytest.mark.parametrize("task", TASKS)
-@every_script
+@pytest.mark.parametrize("script, task, network", [
+    *[(script, DRIFT, network) for script in FLAGS for network in NETWORKS],  # an episode ends in every iteration
+    (sapg, "Moat", "mlp"), (cpo, "Cartpole", "mlp"), (epo, "AllegroKukaRegrasping", "mlp"),
+])  # fmt: skip
 def test_resumed_is_uninterrupted_bit_by_bit(script, task, network):
-    train(script, command(script, task, network))
+    """Every script's own state on a small task; that of other tasks is the same for all scripts."""
+    train(script, command(script, task, network, iterations=6))
     whole = checkpoint(the_run())
     the_run().rename("whole")
     train(script, command(script, task, network, iterations=3))
@@ -103,7 +102,7 @@ def test_resumed_is_uninterrupted_bit_by_bit(script, task, network):
     train(script, f"--no-cuda --resume {folder} --total-timesteps {steps}")
     assert the_run() == folder  # no new one
     assert_same_state(whole, checkpoint(folder))
-    if script is epo and task == "Moat":  # something to get lost
+    if script is epo and task == DRIFT:  # something to get lost
         early, whole = (saved["state"]["lineage_stats"] for saved in (early, whole))
         assert early["pending"] and early["generation"] and whole["generation"] > 1
 
@@ -123,20 +122,20 @@ def test_resuming_continues_the_log_in_the_same_folder():
     train(ppo, command(ppo, iterations=3))
     folder = the_run()
     saved = (folder / "checkpoint.pt").read_bytes()
-    train(ppo, f"--resume {folder} --total-timesteps {5 * 4096}")
+    train(ppo, f"--resume {folder} --total-timesteps {5 * STEPS}")
     (folder / "checkpoint.pt").write_bytes(saved)  # as if it had been killed after 5, with a checkpoint of 3
     time.sleep(1.1)  # event files are named by the second
-    train(ppo, f"--resume {folder} --total-timesteps {6 * 4096}")
+    train(ppo, f"--resume {folder} --total-timesteps {6 * STEPS}")
     events = EventAccumulator(str(folder), size_guidance={"scalars": 0})
     events.Reload()
-    assert [e.step for e in events.Scalars("charts/learning_rate")] == [4096 * i for i in range(1, 7)]
+    assert [e.step for e in events.Scalars("charts/learning_rate")] == [STEPS * i for i in range(1, 7)]
 
 
 def test_a_file_is_resumed_beside_it():
     train(ppo, command(ppo, iterations=3))
     pathlib.Path("elsewhere").mkdir()
     os.rename(the_run() / "checkpoint.pt", "elsewhere/mine.pt")
-    train(ppo, f"--resume elsewhere/mine.pt --total-timesteps {4 * 4096}")
+    train(ppo, f"--resume elsewhere/mine.pt --total-timesteps {4 * STEPS}")
     assert checkpoint(pathlib.Path("elsewhere"))["iteration"] == 4
 
 
@@ -150,7 +149,7 @@ def test_a_run_goes_on_where_there_are_fewer_gpus(monkeypatch):
     restored = []
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "set_rng_state", restored.append)
-    train(ppo, f"--no-cuda --resume {the_run()} --total-timesteps {4 * 4096}")
+    train(ppo, f"--no-cuda --resume {the_run()} --total-timesteps {4 * STEPS}")
     assert len(restored) == 1 and checkpoint(the_run())["state"]["optimizer"]["param_groups"][0]["fused"] is False
 
 
@@ -201,7 +200,7 @@ def test_what_cannot_be_resumed_is_refused(damage, capsys):
     ("--learning-rate 0.1", "--learning-rate 0.1"),
     ("--seed 6", "--seed 6"),
     ("--lstm", "--lstm True"),
-    ("--total-timesteps 4096", "--total-timesteps 4096"),
+    ("--total-timesteps 1024", "--total-timesteps 1024"),
 ])  # fmt: skip
 def test_flags_that_contradict_the_checkpoint_are_refused(flags, name, capsys):
     train(ppo, command(ppo, iterations=2))
@@ -216,7 +215,7 @@ def test_flags_that_contradict_the_checkpoint_are_refused(flags, name, capsys):
 
 def test_flags_that_do_not_change_the_training_may_change():
     train(sapg, command(sapg, iterations=2))
-    flags = "--no-cuda --diagnostics-interval 2 --checkpoint-interval 1 --total-timesteps 12288"
+    flags = f"--no-cuda --diagnostics-interval 2 --checkpoint-interval 1 --total-timesteps {3 * STEPS}"
     train(sapg, f"--resume {the_run()} {flags}")
     saved = checkpoint(the_run())
     assert saved["iteration"] == 3 and saved["args"]["diagnostics_interval"] == 2
@@ -230,29 +229,13 @@ def test_another_scripts_checkpoint_is_refused(capsys):
     assert "must be a checkpoint that epo.py wrote" in capsys.readouterr().err
 
 
-# ---------------------------------------------------------------- signals
+# ---------------------------------------------------------------- kills; other signals: test_faults.py
 
 
 def start(script, flags):
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     argv = [sys.executable, str(ROOT / f"{script.__name__}.py"), *flags.split()]
     return subprocess.Popen(argv, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
-def test_a_stopped_run_loses_nothing(signum):
-    process = start(ppo, command(ppo, iterations=1000) + " --checkpoint-interval 0")
-    for _ in range(3):
-        process.stdout.readline()
-    process.send_signal(signum)
-    out, err = process.stdout.read(), process.stderr.read()
-    assert process.wait() == 128 + signum and err == ""
-    *_, last, farewell = out.splitlines()
-    assert farewell == f"stopped; to go on: --resume {the_run()}"
-    saved = checkpoint(the_run())
-    assert saved["global_step"] == int(last.split()[0].replace(",", ""))
-    train(ppo, f"--resume {the_run()} --total-timesteps {saved['global_step'] + 4096}")
-    assert checkpoint(the_run())["iteration"] == saved["iteration"] + 1
 
 
 def kill_and_resume(kills, seed):
@@ -271,11 +254,11 @@ def kill_and_resume(kills, seed):
         folder = the_run()
         done = [int(line.split()[0].replace(",", "")) for line in [first, *out.splitlines()] if " steps " in line]
         saved = harness.load_checkpoint(str(folder))
-        assert saved["global_step"] >= max(done) - 4096
+        assert saved["global_step"] >= max(done) - STEPS
 
 
 def test_a_killed_run_resumes():
-    kill_and_resume(3, seed=0)
+    kill_and_resume(2, seed=0)
 
 
 @pytest.mark.slow
@@ -296,10 +279,10 @@ def test_a_checkpoint_is_replaced_whole_or_not_at_all(monkeypatch, capsys):
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full)
-        train(ppo, f"--no-cuda --resume {folder} --total-timesteps {4 * 4096} --checkpoint-interval 1")
+        train(ppo, f"--no-cuda --resume {folder} --total-timesteps {4 * STEPS} --checkpoint-interval 1")
     assert capsys.readouterr().err == "no checkpoint: [Errno 28] No space left on device; training goes on\n"
     assert (folder / "checkpoint.pt").read_bytes() == data and not list(folder.glob("*.tmp"))
-    train(ppo, f"--no-cuda --resume {folder} --total-timesteps {4 * 4096}")
+    train(ppo, f"--no-cuda --resume {folder} --total-timesteps {4 * STEPS}")
     assert checkpoint(folder)["iteration"] == 4
 
 
@@ -432,4 +415,4 @@ def test_checkpoints_hold_nothing_but_tensors_and_numbers():
     assert saved.keys() == {
         "script", "args", "iteration", "global_step", "seconds", "state", "random", "other_processes"
     }  # fmt: skip
-    assert saved["script"] == "epo" and (saved["iteration"], saved["global_step"]) == (8, 8 * 64 * 64)
+    assert saved["script"] == "epo" and (saved["iteration"], saved["global_step"]) == (8, 8 * STEPS)

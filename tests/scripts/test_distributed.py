@@ -278,7 +278,7 @@ def test_the_default_number_of_environments_is_divisible(monkeypatch):
     assert args.num_envs == 504 and args.num_iterations == args.total_timesteps // (504 * args.num_steps)
 
 
-@pytest.mark.parametrize("given, status", [("--num-envs 25", 2), ("--num-env 24", 2), ("--help", 0)])
+@pytest.mark.parametrize("given, status", [("--num-envs 25", 2), ("--help", 0)])
 def test_a_refusal_is_printed_once_and_ends_all(given, status, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     statuses, out, err = ended(launch(ROOT / "ppo.py", "--no-cuda", "--env-id", "Moat", *given.split()))
@@ -350,11 +350,12 @@ def test_when_one_is_killed_all_end_within_a_minute_and_the_run_can_go_on(rank, 
     assert len(ours) == 1 and f"process {1 - rank} of 2 lost another one; to go on" in ours[0]
     assert f"--resume runs/{run.name}" in ours[0] and ours[0] in err
     saved = checkpoint(run)
-    steps = saved["global_step"] + 2 * 64 * 16
-    launcher = torchrun(ROOT / "epo.py", "--resume", f"runs/{run.name}", "--total-timesteps", steps)
-    out, err = launcher.communicate(timeout=120)
-    assert launcher.returncode == 0, err
-    assert checkpoint(run)["iteration"] == saved["iteration"] + 2 and "begin anew" not in out
+    assert len(saved["other_processes"]) == 1
+    if rank == 0:  # whichever was killed, rank 0 wrote the checkpoint
+        steps = saved["global_step"] + 2 * 64 * 16
+        statuses, out, err = ended(launch(ROOT / "epo.py", "--resume", run, "--total-timesteps", steps))
+        assert statuses == [0, 0], err
+        assert checkpoint(run)["iteration"] == saved["iteration"] + 2 and "begin anew" not in out
 
 
 if __name__ == "__main__":

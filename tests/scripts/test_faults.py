@@ -2,6 +2,7 @@
 
 import abc
 import dataclasses
+import functools
 import itertools
 import os
 import pathlib
@@ -68,12 +69,6 @@ def checkpoint(folder, name="checkpoint.pt"):
 
 def contents(folder="."):
     return {path: path.read_bytes() for path in pathlib.Path(folder).rglob("*") if path.is_file()}
-
-
-def run(script, flags):
-    process = start(script, f"{FLAGS.replace('--no-cuda', '')} {EXTRA[script]} {flags}")
-    out, err = process.communicate(timeout=120)
-    return process.returncode, out, err
 
 
 # ---------------------------------------------------------------- folders and files
@@ -149,10 +144,23 @@ class Agent: ...
 """
 
 
-def forged(folder, **changes):
-    """A valid checkpoint of ppo.py with some entries replaced, in runs/{folder}."""
-    assert train() == 0
-    saved = checkpoint(the_run())
+@pytest.fixture(scope="module")
+def valid(tmp_path_factory):
+    """The bytes of a checkpoint of ppo.py."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path_factory.mktemp("valid"))
+        assert train() == 0
+        return (the_run() / "checkpoint.pt").read_bytes()
+
+
+@pytest.fixture
+def forged(valid):
+    """forged(folder, **changes): a valid checkpoint with some entries replaced, in that folder."""
+    return functools.partial(forge, valid)
+
+
+def forge(valid, folder, **changes):
+    saved = decode(valid)
     for key, value in changes.items():
         (saved["args"] if key == "env_id" else saved)[key] = value
     path = pathlib.Path(folder)
@@ -181,7 +189,7 @@ def forged(folder, **changes):
     ("", {"script": "runs.x.payload"}),
     ("", {"script": "./{folder}/payload"}),
 ])  # fmt: skip
-def test_a_checkpoint_runs_no_code_that_came_with_it(folder, depth, changes, capsys):
+def test_a_checkpoint_runs_no_code_that_came_with_it(folder, depth, changes, capsys, forged):
     parent, module = folder.split("/")[0], folder.replace("/", ".")
     values = dict(abs=os.path.abspath(folder), folder=folder, parent=parent, module=module)
     path = forged(folder, **{key: value.format(**values) for key, value in changes.items()})
@@ -197,7 +205,7 @@ def test_a_checkpoint_runs_no_code_that_came_with_it(folder, depth, changes, cap
     assert not pathlib.Path("PAYLOAD").exists()
 
 
-def test_nor_code_from_the_top_of_what_was_downloaded(capsys):
+def test_nor_code_from_the_top_of_what_was_downloaded(capsys, forged):
     path = forged("download/runs/x", env_id="download.payload:E")
     pathlib.Path("download/payload.py").write_text(PAYLOAD)
     for play in (lambda: evaluate.main([str(path), "--no-cuda"]), lambda: ppo.main(["--resume", str(path)])):
@@ -210,7 +218,7 @@ def test_nor_code_from_the_top_of_what_was_downloaded(capsys):
 
 
 @pytest.mark.parametrize("changes", [{"script": "payload"}, {"env_id": "payload:E"}])
-def test_nor_does_it_from_within_the_runs_folder(changes, monkeypatch, capsys):
+def test_nor_does_it_from_within_the_runs_folder(changes, monkeypatch, capsys, forged):
     path = forged("downloads/x", **changes)
     (path / "payload.py").write_text(PAYLOAD)
     monkeypatch.chdir(path)
@@ -222,7 +230,7 @@ def test_nor_does_it_from_within_the_runs_folder(changes, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("name", ["checkpoint.pt.tmp", "checkpoint_rejected.pt", "lock", "nan_dump.pt"])
-def test_links_in_somebody_elses_run_are_not_followed(name, capsys):
+def test_links_in_somebody_elses_run_are_not_followed(name, capsys, forged):
     path = forged("downloads/x")
     pathlib.Path("mine.txt").write_text("precious")
     (path / name).symlink_to(os.path.abspath("mine.txt"))
@@ -234,13 +242,13 @@ def test_links_in_somebody_elses_run_are_not_followed(name, capsys):
 
 
 @pytest.mark.parametrize("env_id", ["subprocess:Popen", "os:system", "pathlib:Path"])
-def test_a_class_that_is_no_environment_is_not_called(env_id, capsys):
+def test_a_class_that_is_no_environment_is_not_called(env_id, capsys, forged):
     path = forged("runs/x", env_id=env_id)
     assert resume(ppo, path) == 2
     assert "not a class with reset and step" in capsys.readouterr().err.splitlines()[-1]
 
 
-def test_a_pickle_payload_is_refused(tmp_path, capsys):
+def test_a_pickle_payload_is_refused(tmp_path, capsys, forged):
     class Payload:
         def __reduce__(self):
             return (os.mkdir, (str(tmp_path / "PAYLOAD"),))
@@ -511,13 +519,27 @@ def stopped(process):
     return process.returncode
 
 
-@pytest.mark.parametrize("signum", [signal.SIGHUP, signal.SIGTERM, signal.SIGINT])
-def test_a_signal_saves(signum):
+def test_a_signal_to_a_process_saves():
     process = start(ppo, f"{FLAGS} {LONG} --checkpoint-interval 0")
     for _ in range(4):
         process.stdout.readline()
-    process.send_signal(signum)
-    assert stopped(process) == 128 + signum
+    process.send_signal(signal.SIGINT)
+    assert stopped(process) == 128 + signal.SIGINT
+
+
+@pytest.mark.parametrize("signum", [signal.SIGHUP, signal.SIGTERM, signal.SIGINT])
+def test_a_signal_saves(signum, monkeypatch, capsys):
+    """And the run goes on from there."""
+    hangup = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # also where tests run under nohup
+    with monkeypatch.context() as patch:
+        between(patch, {3: lambda: os.kill(os.getpid(), signum)})
+        assert train(ppo, f"{LONG} --checkpoint-interval 0") == 128 + signum
+    signal.signal(signal.SIGHUP, hangup)
+    out, err = capsys.readouterr()
+    *_, last, farewell = out.splitlines()
+    assert farewell == f"stopped; to go on: --resume {the_run()}" and last.split()[0] == "384" and err == ""
+    assert checkpoint(the_run())["global_step"] == 384
+    assert resume(ppo, the_run(), "--total-timesteps 512") == 0 and checkpoint(the_run())["iteration"] == 4
 
 
 def test_nohup_outlives_the_terminal():
@@ -541,7 +563,7 @@ def test_a_pipe_that_is_closed_saves_and_ends_quietly():
     assert checkpoint(the_run())["iteration"] >= 2
 
 
-@pytest.mark.parametrize("delay", [0.0, 0.3, 0.6])
+@pytest.mark.parametrize("delay", [0.0, 0.5])
 def test_ctrl_c_while_starting_is_one_line(delay):
     """From the moment at which torch's libraries are loaded; the interpreter's own start is not ours."""
     process = start(ppo, f"{FLAGS} --env-id Cartpole")
@@ -748,25 +770,46 @@ def write_task(**lines):
     pathlib.Path("mine.py").write_text(TASK.format(**{**slots, **lines}))
 
 
+@pytest.fixture
+def outcome(capsys):
+    """outcome(train or resume, ...) -> exit status, output, errors, as of a process of its own."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)}
+
+    def call(function, *inputs):
+        capsys.readouterr()
+        sys.modules.pop("mine", None)
+        try:
+            status = function(*inputs)
+        except Exception:
+            sys.excepthook(*sys.exc_info())
+            status = 1
+        return (status, *capsys.readouterr())
+
+    yield call
+    sys.modules.pop("mine", None)
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
 @pytest.mark.parametrize("method, line, error", [
     ("constructor", 'raise ValueError("constructor wants a file")', "ValueError in Mine.__init__"),
     ("reset_where", "{}[3]", "KeyError in Mine.reset_where"),
     ("advance", "if self.calls == 20: self.position", "AttributeError in Mine.advance"),
 ])  # fmt: skip
-def test_an_error_in_the_users_environment_is_shown_as_it_is(method, line, error):
+def test_an_error_in_the_users_environment_is_shown_as_it_is(method, line, error, outcome):
     write_task(**{method: line})
-    status, _, err = run(ppo, "--env-id mine:Mine")
+    status, _, err = outcome(train, ppo, "--env-id mine:Mine")
     *trace, last = err.splitlines()
     assert status == 1 and trace[0].startswith("Traceback") and "mine.py\", line" in err
     assert any(text.strip() == line.replace("if self.calls == 20: ", "") or line in text for text in trace)
     assert last == f"--env-id mine:Mine: {error}"
 
 
-def test_methods_need_not_call_their_environment_self():
+def test_methods_need_not_call_their_environment_self(outcome):
     write_task(constructor='raise ValueError("constructor wants a file")')
     text = pathlib.Path("mine.py").read_text()
     pathlib.Path("mine.py").write_text(text.replace("(self, num_envs", "(this, num_envs"))
-    status, _, err = run(ppo, "--env-id mine:Mine")
+    status, _, err = outcome(train, ppo, "--env-id mine:Mine")
     assert status == 1 and err.splitlines()[-1] == "--env-id mine:Mine: ValueError in Mine.__init__"
 
 
@@ -786,20 +829,20 @@ def evaluated():
     return process.returncode, err.splitlines()
 
 
-def test_a_constructor_that_calls_exit_is_one_line():
+def test_a_constructor_that_calls_exit_is_one_line(outcome):
     write_task()
-    assert run(ppo, "--env-id mine:Mine")[0] == 0
+    assert outcome(train, ppo, "--env-id mine:Mine")[0] == 0
     write_task(constructor="import sys; sys.exit(0)")
     line = "--env-id mine:Mine: its constructor calls sys.exit, must return"
     assert evaluated() == (2, [line])
-    status, _, err = run(ppo, "--env-id mine:Mine")
+    status, _, err = outcome(train, ppo, "--env-id mine:Mine")
     assert (status, err.splitlines()) == (2, [line]) and the_run()
 
 
 @pytest.mark.parametrize("place", ["constructor", "module"])
-def test_evaluate_shows_an_error_in_the_users_environment_as_it_is(place):
+def test_evaluate_shows_an_error_in_the_users_environment_as_it_is(place, outcome):
     write_task()
-    assert run(ppo, "--env-id mine:Mine")[0] == 0
+    assert outcome(train, ppo, "--env-id mine:Mine")[0] == 0
     error = 'raise ValueError("wants a file")'
     if place == "module":
         pathlib.Path("mine.py").write_text(error)
@@ -811,21 +854,20 @@ def test_evaluate_shows_an_error_in_the_users_environment_as_it_is(place):
     assert lines[-1] == f"--env-id mine:Mine: ValueError in {where}"
 
 
-def test_evaluate_checks_the_first_calls():
+def test_evaluate_checks_the_first_calls(outcome):
     write_task()
-    assert run(ppo, "--env-id mine:Mine")[0] == 0
+    assert outcome(train, ppo, "--env-id mine:Mine")[0] == 0
     write_task(advance="return action.sum(1, keepdim=True), None, None")
     status, (line,) = evaluated()
     assert status == 2 and line.startswith("--env-id mine:Mine: reward is a torch.float32 tensor of shape (2, 1) on")
 
 
-def test_an_error_in_the_users_load_state_dict_is_theirs():
+def test_an_error_in_the_users_load_state_dict_is_theirs(outcome):
     write_task()
-    assert run(ppo, "--env-id mine:Mine")[0] == 0
+    assert outcome(train, ppo, "--env-id mine:Mine")[0] == 0
     write_task(load="1 / 0")
-    process = start(ppo, f"--resume {the_run()} --total-timesteps 2048")
-    err = process.communicate()[1]
-    assert process.returncode == 1
+    status, _, err = outcome(resume, ppo, the_run())
+    assert status == 1
     assert err.startswith("Traceback") and err.splitlines()[-1].endswith("ZeroDivisionError in Mine.load_state_dict")
 
 
@@ -838,9 +880,9 @@ def test_an_error_in_the_users_load_state_dict_is_theirs():
     ("x = 1 / 0", 1, "--env-id mine:Mine: ZeroDivisionError in mine"),
     ("raise ValueError('the module wants a file')", 1, "--env-id mine:Mine: ValueError in mine"),
 ])  # fmt: skip
-def test_a_module_that_cannot_be_imported(text, status, last):
+def test_a_module_that_cannot_be_imported(text, status, last, outcome):
     pathlib.Path("mine.py").write_text(text)
-    code, out, err = run(ppo, "--env-id mine:Mine")
+    code, out, err = outcome(train, ppo, "--env-id mine:Mine")
     assert code == status and out == "" and last in err.splitlines()[-1]
     assert len(err.splitlines()) == 1 or status == 1
     assert not pathlib.Path("runs").exists()
@@ -1014,10 +1056,11 @@ def test_a_state_that_the_environment_cannot_load_is_refused_at_the_start(state,
 
 
 def test_an_error_after_the_first_step_names_the_class():
-    """One that comes from the contract's own code, not from the task's."""
+    """One that comes from the contract's own code, not from the task's; in a process."""
     write_task(advance="if self.calls == 20: return None")
-    status, _, err = run(ppo, "--env-id mine:Mine")
-    assert status == 1 and err.splitlines()[-1] == "--env-id mine:Mine: TypeError in Mine.step"
+    process = start(ppo, f"{FLAGS} --env-id mine:Mine")
+    err = process.communicate(timeout=120)[1]
+    assert process.returncode == 1 and err.splitlines()[-1] == "--env-id mine:Mine: TypeError in Mine.step"
 
 
 def test_after_its_first_calls_an_environment_is_left_alone(monkeypatch):

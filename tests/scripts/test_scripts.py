@@ -70,8 +70,12 @@ def flag(name):
 # ---------------------------------------------------------------- runs
 
 
-@pytest.mark.parametrize("env_id", TINY)
-@every_script
+every_script_on_a_task = pytest.mark.parametrize("script, env_id", [
+    (ppo, "Moat"), (sapg, "Cartpole"), (cpo, "Moat"), (epo, "AllegroKukaRegrasping")
+])  # fmt: skip
+
+
+@every_script_on_a_task
 def test_runs_as_a_process(script, env_id):
     result = run(script, f"--no-cuda {TINY[env_id]} {POPULATION[script]} {NETWORKS['mlp']} --seed 7")
     assert result.returncode == 0, result.stderr
@@ -87,17 +91,25 @@ def test_runs_as_a_process(script, env_id):
     assert "SPS" in result.stdout and "Traceback" not in result.stderr
 
 
-@pytest.mark.parametrize("env_id", sorted(envs.TASKS.keys() - TINY.keys()))
+AS_TUNED = "--no-cuda --env-id {} --num-envs 8 --num-minibatches 4 --total-timesteps 1"
+
+
 @every_script
-def test_runs_on_every_task_as_its_table_says(script, env_id):
-    """One iteration of 8 environments, all else at the task's own settings."""
-    flags = f"--no-cuda --env-id {env_id} --num-envs 8 --num-minibatches 4 --total-timesteps 1 {POPULATION[script]}"
-    script.main(flags.split())
+def test_every_row_of_its_table_is_accepted(script):
+    for env_id in envs.TASKS:
+        args = parse(script, f"{AS_TUNED.format(env_id)} {POPULATION[script]}")
+        assert (args.env_id, args.num_iterations) == (env_id, 1)
+
+
+@pytest.mark.parametrize("i, env_id", enumerate(sorted(envs.TASKS.keys() - TINY.keys())))
+def test_runs_on_every_task_as_its_table_says(i, env_id):
+    """One iteration of 8 environments, all else at the task's own settings; the scripts take turns."""
+    script = SCRIPTS[i % 4]
+    script.main(f"{AS_TUNED.format(env_id)} {POPULATION[script]}".split())
     assert (the_run() / "checkpoint.pt").exists()
 
 
-@pytest.mark.parametrize("env_id", TINY)
-@every_script
+@every_script_on_a_task
 def test_runs_with_an_lstm(script, env_id, capsys):
     script.main(f"--no-cuda {TINY[env_id]} {POPULATION[script]} {NETWORKS['lstm']}".split())
     *_, first, line, second_line = capsys.readouterr().out.splitlines()
@@ -214,11 +226,6 @@ def test_help_shows_the_defaults_of_the_task(env_id, epochs, capsys):
         ppo.main(["--env-id", env_id, "--help"])
     text = re.sub(r"[^\w:().]+", " ", capsys.readouterr().out)  # without frame and line breaks
     assert f"mini_epochs) (default: {epochs})" in text
-
-
-def test_help_of_a_process():
-    result = run(epo, "--help")
-    assert result.returncode == 0 and "--ga-threshold" in result.stdout and not list(pathlib.Path().iterdir())
 
 
 @pytest.mark.parametrize("env_id, num_envs", [("AllegroKukaRegrasping", 1_024), ("Moat", 3_072), ("Cartpole", 512)])
@@ -385,18 +392,16 @@ def test_a_folder_that_cannot_be_written(tmp_path, capsys):
         tmp_path.chmod(0o700)
 
 
-@pytest.mark.parametrize("script, flags", [
-    (ppo, "--env-id Moot"), (sapg, f"{MOAT_64} --num-agents 0"), (epo, f"{MOAT_64} --num-agents 8 --num-elites 8")
-])  # fmt: skip
-def test_bad_input_to_a_process(script, flags):
-    result = run(script, flags)
+def test_bad_input_to_a_process():
+    result = run(epo, f"{MOAT_64} --num-agents 8 --num-elites 8")
     assert result.returncode == 2 and result.stdout == "" and len(result.stderr.splitlines()) == 1
     assert not list(pathlib.Path().iterdir())
 
 
-def test_a_misspelt_flag():
-    result = run(epo, "--num-agent 64")
-    assert result.returncode == 2 and "--num-agents" in result.stderr and "Traceback" not in result.stderr
+def test_a_misspelt_flag(capsys):
+    with pytest.raises(SystemExit) as end:
+        epo.main(["--num-agent", "64"])
+    assert end.value.code == 2 and "--num-agents" in capsys.readouterr().err
     assert not list(pathlib.Path().iterdir())
 
 
@@ -467,10 +472,9 @@ def test_the_main_job_begins_within_two_minutes():
 
 
 def test_ppo_balances_the_pole():
-    """A random policy's episodes return 2; four seeds ended between 478 and 489 of 500."""
-    flags = "--no-cuda --env-id Cartpole --num-envs 256 --num-minibatches 2 --total-timesteps 400_000"
-    result = run(ppo, flags, timeout=300)
-    assert result.returncode == 0, result.stderr
+    """A random policy's episodes return 2; four seeds ended between 489 and 491 of 500."""
+    flags = "--no-cuda --env-id Cartpole --num-envs 128 --num-minibatches 2 --total-timesteps 120_000"
+    ppo.main(f"{flags} --learning-rate 1e-3".split())
     returns = [event.value for event in written(the_run()).Scalars("charts/episodic_return")]
     assert returns[0] < 50.0
     assert sum(returns[-10:]) / 10 > 400.0
