@@ -91,6 +91,7 @@ BUCKET_RIM, BUCKET_RIM_RADIUS, BUCKET_RIM_OUTER_RADIUS = 0.1977, 0.1034, 0.12
 BUCKET_WALL = 0.0142  # 1.5 % of objects thrown at it pass through at 4 m/s, 24 % at 7 m/s; 3 cm would halve that
 BUCKET_FLOOR_DEPTH = 0.04  # four times the original's, extended downwards: an object may fall 4 cm in a substep
 BUCKET_GOAL = 0.05  # height of the goal over the underside
+BUCKET_POST = 1.1  # m, longer than the bucket is ever high: the rest is under the ground
 
 
 def object_scales(families=("small", "big", "sticks")):
@@ -229,3 +230,5 @@ def _add_bucket(body):
             type=mujoco.mjtGeom.mjGEOM_BOX, pos=(0, 0, BUCKET_FLOOR - BUCKET_FLOOR_DEPTH / 2 - BUCKET_GOAL),
             size=(x, y, BUCKET_FLOOR_DEPTH / 2), rgba=rgba,
         )  # fmt: skip
+    underside = BUCKET_FLOOR - BUCKET_FLOOR_DEPTH - BUCKET_GOAL  # the bucket floats, as the original's
+    draw(body, "cylinder", (0, 0, underside), (0, 0, underside - BUCKET_POST), 0.02, colour=GREY)
