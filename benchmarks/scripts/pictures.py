@@ -259,11 +259,11 @@ def partition(env_id):
     return env
 
 
-def across(env_id, y):
-    """The cube flies over the middle of the table at this y; the pictures on the way make its trail."""
+def across(env_id, y, z):
+    """The cube flies over the middle of the table from these y and z; the pictures on the way make its trail."""
     env, qpos = make_two_arms(env_id, (1.0, 1.0, 1.0))
-    qpos[46:53] = torch.tensor([-0.34, y, 0.72, 0.9, 0.2, 0.3, 0.25])
-    set_goal(env, 0.58, y, 0.69, 0.80, 0.40, -0.35, 0.27)
+    qpos[46:53] = torch.tensor([-0.34, y, z, 0.9, 0.2, 0.3, 0.25])
+    set_goal(env, 0.58, y, z - 0.03, 0.80, 0.40, -0.35, 0.27)
     qvel = torch.zeros_like(env.engine.qvel[-1])
     qvel[46], qvel[48] = 3.2, 1.3
     set_state(env, qpos, qvel)
@@ -274,11 +274,11 @@ def across(env_id, y):
 
 
 def hole(env_id):
-    return across(env_id, 0.0)
+    return across(env_id, 0.0, 0.82)
 
 
 def barrier(env_id):
-    return across(env_id, -0.24)
+    return across(env_id, -0.24, 0.72)
 
 
 POSES = {

@@ -176,7 +176,7 @@ def build_scene(object_scale=(1.0, 1.0, 1.0), goal="ball", layout=ONE_ARM, obsta
 
 
 def _add_obstacle(world, obstacle):
-    """The board, from one box or, around an opening, four."""
+    """The board, from one box or, around an opening, up to four."""
     width, height = obstacle.width, obstacle.height
     panels = [(-width / 2, width / 2, 0.0, height)]  # from y to y, from z to z
     if obstacle.opening:
@@ -185,6 +185,7 @@ def _add_obstacle(world, obstacle):
             (-width / 2, width / 2, 0.0, low), (-width / 2, width / 2, high, height),
             (-width / 2, -opening / 2, low, high), (opening / 2, width / 2, low, high),
         ]  # fmt: skip
+        panels = [panel for panel in panels if panel[0] < panel[1]]
     body = world.add_body(name=OBSTACLE_BODY, pos=(0.0, 0.0, TABLE_TOP))
     if obstacle.loose:
         body.add_freejoint(name=OBSTACLE_BODY)

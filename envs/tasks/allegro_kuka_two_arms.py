@@ -1,7 +1,8 @@
 """AllegroKuka with two arms, one at either end of a longer table; the goal may lie on the other arm's side.
 
 What differs from one arm is stated below; all else is in allegro_kuka.py. The obstacles are described in EPO's first
-version (2503.19037v1) in a sentence each and nowhere published as geometry: their sizes are ours.
+version (2503.19037v1) in a sentence each. The boards of `...Hole` are those that EPO's released code puts into its
+two-arm reorientation; the sizes of the other two are ours.
 """
 
 from envs.models import allegro_kuka_scene as scene
@@ -43,9 +44,9 @@ class AllegroKukaTwoArmsReorientationPartition(AllegroKukaTwoArmsReorientation):
 
 
 class AllegroKukaTwoArmsReorientationHole(AllegroKukaTwoArmsReorientation):
-    """A fixed board between the arms has an opening, through which every object fits, to throw or hand it through."""
+    """Two fixed boards, one above the other, leave a slot through which every object fits, to throw or hand it through."""
 
-    obstacle = scene.Obstacle(width=0.8, height=0.5, opening=(0.3, 0.05, 0.35))
+    obstacle = scene.Obstacle(width=0.4, height=1.47, opening=(0.4, 0.27, 0.47), thickness=0.05)
     thrown = True
 
 

@@ -11,7 +11,6 @@ import envs
 from envs.models import allegro_kuka as robot
 from envs.models import allegro_kuka_scene as scene
 from envs.tasks import allegro_kuka as task
-from envs.tasks import allegro_kuka_two_arms as two_arms
 from tests.envs.test_allegro_kuka import rewards
 from tests.envs.test_allegro_kuka_grasp import GRASP, LIFT, RESTING_HEIGHT, follow
 
@@ -161,7 +160,10 @@ def test_fingertips_of_both_hands_pay_also_once_lifted():
     for state in (dict(), dict(lifted=True), dict(height=0.75)):
         assert rewards(**closer, **state, fingertips_once_lifted=True)["fingertip"] == pytest.approx(5.0)
     assert rewards(**closer, lifted=True)["fingertip"] == 0.0
-    assert two_arms.AllegroKukaTwoArms.fingertips_once_lifted
+    env = started(REGRASPING, 2)
+    env.lifted[:], env.closest_keypoint[:], env.closest_fingertip[:] = True, 0.0, env.fingertip_distance() + 0.1
+    env.engine.step = lambda *args: None
+    assert env.step(torch.zeros(2, 46))[1].tolist() == pytest.approx([8 * 5.0] * 2)
 
 
 def test_speed_costs_nothing():
@@ -196,8 +198,11 @@ def test_a_success_moves_the_object_in_regrasping_alone(env_id, stays):
     env.tolerance.fill_(1e9)
     env.near_steps[0] = env.success_steps - 1
     env.near_steps[1] = -5
+    before = env.engine.qpos[:, 46:49].clone()
     obs, reward, *_ = env.step(torch.zeros(2, 46))
     after = env.engine.qpos[:, 46:53].clone()
+    moved = (after[:, :2] - before[:, :2]).norm(dim=1)
+    assert (moved[0] < 0.01) == stays and moved[1] < 0.01
     assert env.successes.tolist() == [1.0, 0.0] and env.near_steps[0].item() == 0
     assert (reward > 1000.0 / env.success_steps - 1e-3).all()
     env.engine.step(env.target)
@@ -239,7 +244,7 @@ def hits(model, y, z):
 
 @pytest.mark.parametrize("env_id, inside, outside", [
     (PARTITION, [(0.0, 0.01), (0.19, 0.39), (-0.19, 0.01)], [(0.21, 0.1), (0.0, 0.41)]),
-    (HOLE, [(0.0, 0.03), (0.0, 0.37), (0.17, 0.2)], [(0.14, 0.06), (-0.14, 0.34), (0.41, 0.2), (0.0, 0.51)]),
+    (HOLE, [(0.0, 0.03), (0.19, 0.26), (-0.19, 0.48), (0.0, 1.46)], [(0.19, 0.28), (-0.19, 0.46), (0.21, 0.1), (0.0, 1.48)]),
     (BARRIER, [(0.0, 0.01), (0.11, 0.49), (-0.11, 0.01)], [(0.13, 0.1), (0.0, 0.51)]),
 ])  # fmt: skip
 def test_shape_of_the_obstacles(env_id, inside, outside):
@@ -274,15 +279,15 @@ def test_the_partition_stands_until_a_hand_pushes_it_over():
     assert torch.allclose(env.engine.qpos[0, 53:60], torch.tensor([0.0, 0.0, 0.53, 1.0, 0.0, 0.0, 0.0]))
 
 
-def fly(env_id, y=0.0, board=None):
-    """Every object flies at 4 m/s from the left hand's side, 0.2 m over the table at x = 0, to a goal on the right.
+def fly(env_id, y=0.0, height=0.2, board=None):
+    """Every object flies at 4 m/s from the left hand's side, `height` over the table at x = 0, to a goal on the right.
 
     board (7,): where a loose one lies. Returns where it succeeded (64,) bool.
     """
     env, everywhere = started(env_id, 64, seed=5), torch.ones(64, dtype=torch.bool)
     speed, first, last = 4.0, -0.3, 0.6
     rise, seconds = 9.81 * -first / speed, (last - first) / speed  # its summit is at x = 0
-    start = torch.tensor([first, y, 0.73 - 0.5 * rise**2 / 9.81])
+    start = torch.tensor([first, y, 0.53 + height - 0.5 * rise**2 / 9.81])
     turns = torch.tensor([[1.0, 0, 0, 0], [0.5**0.5, 0, 0, 0.5**0.5], [0.5**0.5, 0, 0.5**0.5, 0]])
     turn = turns[env.object_size.argmax(1)]  # the longest edge along the flight
     qpos, qvel = env.engine.qpos.clone(), torch.zeros_like(env.engine.qvel)
@@ -305,8 +310,8 @@ def fly(env_id, y=0.0, board=None):
 
 
 def test_a_throw_through_the_hole_succeeds():
-    assert fly(HOLE).all()
-    assert not fly(HOLE, y=0.3).any()
+    assert fly(HOLE, height=0.37).all()
+    assert not fly(HOLE).any() and not fly(HOLE, height=0.6).any()
 
 
 def test_a_throw_past_the_side_of_the_barrier_succeeds():
