@@ -44,7 +44,7 @@ class AllegroKukaTwoArmsReorientationPartition(AllegroKukaTwoArmsReorientation):
 
 
 class AllegroKukaTwoArmsReorientationHole(AllegroKukaTwoArmsReorientation):
-    """Two fixed boards, one above the other, leave a slot through which every object fits, to throw or hand it through."""
+    """Two fixed boards, one above the other, leave a slot that every object fits through, to throw or hand it over."""
 
     obstacle = scene.Obstacle(width=0.4, height=1.47, opening=(0.4, 0.27, 0.47), thickness=0.05)
     thrown = True
