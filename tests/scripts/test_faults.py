@@ -205,9 +205,15 @@ def test_a_checkpoint_runs_no_code_that_came_with_it(folder, depth, changes, cap
     assert not pathlib.Path("PAYLOAD").exists()
 
 
-def test_nor_code_from_the_top_of_what_was_downloaded(capsys, forged):
-    path = forged("download/runs/x", env_id="download.payload:E")
-    pathlib.Path("download/payload.py").write_text(PAYLOAD)
+@pytest.mark.parametrize("linked", ["", "downloads", "downloads/pack", "downloads/pack/runs/x"])
+def test_nor_code_from_the_top_of_what_was_downloaded(linked, capsys, forged, tmp_path_factory):
+    """Also where a part of the path is a link to another disk."""
+    path = forged("downloads/pack/runs/x", env_id="downloads.pack.payload:E")
+    pathlib.Path("downloads/pack/payload.py").write_text(PAYLOAD)
+    if linked:
+        target = tmp_path_factory.mktemp("disk") / "there"
+        pathlib.Path(linked).rename(target)
+        pathlib.Path(linked).symlink_to(target)
     for play in (lambda: evaluate.main([str(path), "--no-cuda"]), lambda: ppo.main(["--resume", str(path)])):
         capsys.readouterr()
         with pytest.raises(SystemExit) as end:
