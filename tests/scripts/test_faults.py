@@ -765,6 +765,9 @@ class Mine(VectorEnv):
         return action.sum(1), no, no.clone()
     def observe(self):
         return torch.ones(self.num_envs, 3)
+    def state_dict(self):
+        {save}
+        return super().state_dict()
     def load_state_dict(self, state):
         {load}
         super().load_state_dict(state)
@@ -772,7 +775,7 @@ class Mine(VectorEnv):
 
 
 def write_task(**lines):
-    slots = dict.fromkeys(("constructor", "reset_where", "advance", "load"), "pass")
+    slots = dict.fromkeys(("constructor", "reset_where", "advance", "save", "load"), "pass")
     pathlib.Path("mine.py").write_text(TASK.format(**{**slots, **lines}))
 
 
@@ -801,6 +804,12 @@ def outcome(capsys):
     ("constructor", 'raise ValueError("constructor wants a file")', "ValueError in Mine.__init__"),
     ("reset_where", "{}[3]", "KeyError in Mine.reset_where"),
     ("advance", "if self.calls == 20: self.position", "AttributeError in Mine.advance"),
+    ("advance", "if self.calls == 20: raise BrokenPipeError", "BrokenPipeError in Mine.advance"),
+    ("advance", "if self.calls == 20: __import__('sys').exit(0)", "RuntimeError in Mine.advance"),
+    ("advance", "__import__('argparse').ArgumentParser().exit()", "RuntimeError in Mine.advance"),
+    ("reset_where", "raise SystemExit", "RuntimeError in Mine.reset_where"),
+    ("save", "if self.calls == 24: quit()", "RuntimeError in Mine.state_dict"),
+    ("load", "__import__('sys').exit(3)", "RuntimeError in Mine.load_state_dict"),
 ])  # fmt: skip
 def test_an_error_in_the_users_environment_is_shown_as_it_is(method, line, error, outcome):
     write_task(**{method: line})
@@ -1069,9 +1078,19 @@ def test_an_error_after_the_first_step_names_the_class():
     assert process.returncode == 1 and err.splitlines()[-1] == "--env-id mine:Mine: TypeError in Mine.step"
 
 
+def test_a_second_signal_ends_a_custom_task_at_once():
+    """Also from within its methods, in which sys.exit is an error."""
+    write_task(advance="if self.calls == 20: [__import__('os').kill(__import__('os').getpid(), 15) for _ in 'ab']")
+    process = start(ppo, f"{FLAGS} --env-id mine:Mine")
+    assert process.communicate(timeout=120)[1] == "" and process.returncode == 143
+
+
 def test_after_its_first_calls_an_environment_is_left_alone(monkeypatch):
+    """But for sys.exit in a custom task's."""
     made = []
     make = harness.flags.envs.make
     monkeypatch.setattr(harness.flags.envs, "make", lambda *args, **flags: made.append(make(*args, **flags)) or made[0])
     assert train(ppo, f"--env-id {__name__}:Still") == 0
-    assert made[0].step.__func__ is VectorEnv.step and made[0].reset.__func__ is VectorEnv.reset
+    assert made[0].step.__wrapped__.__func__ is VectorEnv.step
+    assert made[0].reset.__wrapped__.__func__ is VectorEnv.reset
+    assert made[0].advance.__func__ is Still.advance
