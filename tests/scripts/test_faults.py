@@ -669,29 +669,32 @@ def test_numbers_that_no_flag_can_take(name, capsys):
         assert line.startswith("--") and not pathlib.Path("runs").exists()
 
 
-def test_the_number_that_is_named_fits(monkeypatch, capsys):
-    """On a machine of 1 MB."""
-    sizes = {"SC_PHYS_PAGES": 256, "SC_PAGE_SIZE": 4096}
-    monkeypatch.setattr(os, "sysconf", sizes.get)
-    flags = "--num-steps 64 --num-agents 6 --num-envs"
-    assert train(sapg, f"--env-id Moat {flags} 6000") == 2
-    fits = int(capsys.readouterr().err.split("flags ")[1].split()[0])
-    assert fits % 6 == 0
-    assert train(sapg, f"--env-id Moat {flags} {2 * fits} --total-timesteps 1") == 2  # with the task's own sizes
-    while fits > 6 and train(sapg, f"--env-id Moat {flags} {fits} --total-timesteps 1") == 2:
-        fits = int(capsys.readouterr().err.split("flags ")[1].split()[0])
-    assert fits >= 6
+@pytest.mark.parametrize("script", [ppo, cpo], ids=lambda script: script.__name__)
+@pytest.mark.parametrize("flag, value", [
+    ("--num-envs", 6144), ("--num-steps", 4096), ("--hidden-sizes", 65536), ("--lstm --lstm-size", 4096),
+])  # fmt: skip
+def test_the_number_that_is_named_fits(script, flag, value, monkeypatch, capsys):
+    """On a machine of 16 MB. Twice the number does not."""
+    sizes = {"SC_PHYS_PAGES": 2**12, "SC_PAGE_SIZE": 2**12}
+    sysconf = os.sysconf
+    monkeypatch.setattr(os, "sysconf", lambda name: sizes.get(name) or sysconf(name))
+    flags = f"--env-id Moat --total-timesteps 1 {flag}"
+    assert train(script, f"{flags} {value}") == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"{flag.split()[-1]} ") and not pathlib.Path("runs").exists()
+    fits = int(line.split("flags ")[1].split()[0])
+    assert train(script, f"{flags} {2 * fits}") == 2 and train(script, f"{flags} {fits}") == 0
 
 
 def test_the_memory_of_the_physics_counts(monkeypatch, capsys):
-    """On a machine of 64 MB: the rollout of 100,000 Cartpoles takes 9 MB, their physics more than there is."""
+    """On a machine of 64 MB: the rollout of 100,000 Cartpoles takes 32 MB, their physics more than there is."""
     sizes = {"SC_PHYS_PAGES": 2**14, "SC_PAGE_SIZE": 2**12}
     sysconf = os.sysconf
     monkeypatch.setattr(os, "sysconf", lambda name: sizes.get(name) or sysconf(name))
     flags = "--env-id Cartpole --num-steps 2 --num-minibatches 100 --total-timesteps 1 --num-envs"
     assert train(ppo, f"{flags} 100000") == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("--num-envs 100000: needs 0.1 GB of memory") and not pathlib.Path("runs").exists()
+    assert line.startswith("--num-envs 100000: needs 0.2 GB of memory") and not pathlib.Path("runs").exists()
     fits = int(line.split("flags ")[1].split()[0])
     assert fits > 1000 and train(ppo, f"{flags} {2 * fits}") == 2 and train(ppo, f"{flags} {fits}") == 0
 
