@@ -106,6 +106,8 @@ def load_checkpoint(path, script=None, accept=None, locked=False):
             check_layout(saved)
             if script not in (None, saved["script"]):
                 refuse(flag, path, f"must be a checkpoint that {script}.py wrote, {saved['script']}.py wrote this one")
+            if script and "optimizer" not in saved["state"]:
+                raise ValueError("no optimizer's state: evaluate.py --save-policy wrote it, to be played alone")
             env_id = saved["args"]["env_id"]
             for file in envs.find_files(env_id):
                 if comes_with_run(file, path):
