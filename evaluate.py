@@ -254,6 +254,11 @@ def main(argv=None):
         harness.refuse("--export", args.export, "must be a path.onnx in a folder that exists")
     if args.export and len(args.agents) > 1:
         harness.refuse("--agents", args.agents, "must be one agent with --export")
+    if args.save_policy is not None:
+        names = ("checkpoint.pt", "checkpoint_previous.pt")
+        taken = any(os.path.exists(os.path.join(args.save_policy, name)) for name in names)
+        if taken or not args.save_policy:  # an evaluation of that run would play the policy
+            harness.refuse("--save-policy", repr(args.save_policy), "must be a folder, and not that of a run")
     saved, script = load(args.run)
     num_agents, best = agents_of(saved)
     for k in args.agents:

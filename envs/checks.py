@@ -44,6 +44,8 @@ def check_first_calls(env, num_envs, refuse):
         attempt(f"replacing {name}", setattr, env, name, first_call)
 
     attempt("the environment", check_attributes, env, num_envs)
+    for name in METHODS if ":" in uncaught.env_id else ():
+        attempt(f"replacing {name}", setattr, env, name, uncaught.without_exit(getattr(env, name)))
     watch("reset", lambda obs: check_tensor("the observation of reset()", obs, env, num_envs, env.num_obs))
     watch("step", lambda result: check_step(result, env, num_envs))
     if type(env).step is VectorEnv.step:

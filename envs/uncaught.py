@@ -1,5 +1,6 @@
 """How an uncaught exception is shown. Imported before torch, which takes long enough for a Ctrl-C to come."""
 
+import functools
 import inspect
 import os
 import sys
@@ -14,11 +15,11 @@ def report(kind, error, trace):
     if issubclass(kind, KeyboardInterrupt):
         print("interrupted", file=sys.stderr)
         sys.exit(130)
-    if issubclass(kind, BrokenPipeError):  # as in `epo.py | head`
+    where = raised_in(error, env_id, inherited=True)
+    if issubclass(kind, BrokenPipeError) and not where:  # as in `epo.py | head`
         discard(sys.stdout)
         sys.exit(141)
     sys.__excepthook__(kind, error, trace)
-    where = raised_in(error, env_id, inherited=True)
     if where:
         print(f"--env-id {env_id}: {kind.__name__} in {where}", file=sys.stderr)
 
@@ -47,6 +48,22 @@ def raised_in(error, env_id, inherited=False):
                 return method
             found = method if inherited else ""
     return found
+
+
+def without_exit(method):
+    """A custom task's method, in which sys.exit is an error like any other: it would end the run without a word."""
+
+    @functools.wraps(method)
+    def call(*inputs):
+        try:
+            return method(*inputs)
+        except SystemExit as end:
+            (frame, _), *_ = reversed(list(traceback.walk_tb(end.__traceback__)))
+            if frame.f_globals.get("__name__", "").startswith("harness."):  # a refusal, or a second signal
+                raise
+            raise RuntimeError(f"sys.exit({end.code!r}) in an environment").with_traceback(end.__traceback__) from None
+
+    return call
 
 
 def report_in_thread(thread):

@@ -106,6 +106,8 @@ def load_checkpoint(path, script=None, accept=None, locked=False):
             check_layout(saved)
             if script not in (None, saved["script"]):
                 refuse(flag, path, f"must be a checkpoint that {script}.py wrote, {saved['script']}.py wrote this one")
+            if script and "optimizer" not in saved["state"]:
+                raise ValueError("no optimizer's state: evaluate.py --save-policy wrote it, to be played alone")
             env_id = saved["args"]["env_id"]
             for file in envs.find_files(env_id):
                 if comes_with_run(file, path):
@@ -150,15 +152,18 @@ def comes_with_run(file, path):
 
     path: the run's folder or a file in it. Not counted: where this repository lies and, but for the run, the user is.
     """
-    run, root, cwd = map(os.path.realpath, (run_folder(path), ROOT, "."))
-    top = os.path.join(cwd, os.path.relpath(run, cwd).split(os.sep)[0])
-    folders = [os.path.join(cwd, "runs"), os.path.join(root, "runs"), run, os.path.dirname(run), top]
-    folders = [folder for folder in folders if not is_below(root, folder)]
-    return any(is_below(os.path.realpath(file), f) and (f == run or not is_below(cwd, f)) for f in folders)
+    root, cwd = os.path.realpath(ROOT), os.getcwd()
+    runs = [os.path.abspath(run_folder(path)), os.path.realpath(run_folder(path))]
+    tops = [os.path.join(cwd, os.path.relpath(run, cwd).split(os.sep)[0]) for run in runs]
+    folders = [os.path.join(cwd, "runs"), os.path.join(root, "runs"), *runs, *map(os.path.dirname, runs), *tops]
+    folders = [f for f in folders if not is_below(root, f) and (f in runs or not is_below(cwd, f))]
+    return any(is_below(file, f) for f in folders)
 
 
 def is_below(path, folder):
-    return os.path.commonpath([path, os.path.realpath(folder)]) == os.path.realpath(folder)
+    """Whether a path lies in a folder, each as written or with links followed."""
+    paths, folders = ([os.path.abspath(each), os.path.realpath(each)] for each in (path, folder))
+    return any(os.path.commonpath([p, f]) == f for p in paths for f in folders)
 
 
 def refuse(flag, value, reason):

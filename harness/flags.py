@@ -145,22 +145,36 @@ def host_memory(groups="/proc/self/cgroup", root="/sys/fs/cgroup"):
 
 
 def memory_needed(flags, num_obs, num_actions, engine=None):
-    """Bytes that a process needs: rollout, a minibatch's activations, network, gradients, Adam's two moments.
+    """Bytes that a process needs beside Python, torch and the task: 0.8 to 1.5 times what runs on a CPU took.
 
     engine: as MujocoCpu, if its worlds are in the same memory; what another one needs is not known.
     """
     columns, lstm = flags["num_envs"] // distributed.WORLD_SIZE, flags["lstm_size"] if flags["lstm"] else 0
-    rows = columns * flags["num_steps"]
+    rows, minibatches = columns * flags["num_steps"], flags["num_minibatches"]
     agents, latent = flags.get("num_agents", 1), flags.get("latent_dim", 0)
-    width, hidden, discriminator = num_obs + latent, flags["hidden_sizes"], flags.get("discriminator_sizes", ())
+    width, hidden, on_cpu = num_obs + latent, flags["hidden_sizes"], flags["device"] == "cpu"
+    discriminator = flags["discriminator_sizes"] if flags.get("adversarial_coef") else ()
     layers = list(zip((lstm or width, *hidden), (*hidden, num_actions))) * (1 + flags["separate_critic"])
-    if discriminator and flags["adversarial_coef"]:
-        layers += zip((num_obs + num_actions, *discriminator), (*discriminator, agents))
+    layers += zip((num_obs + num_actions, *discriminator), (*discriminator, agents)) if discriminator else ()
     weights = sum(a * b for a, b in layers) + 4 * lstm * (width + lstm) + agents * (latent + num_actions)
-    rollout = rows * (num_obs + 2 * num_actions + 5) + 2 * columns * lstm
-    activations = rows // flags["num_minibatches"] * (width + 2 * sum(hidden) + 4 * lstm)
+    row = num_obs + 2 * num_actions + 12  # floats of a row of the batch: actions, their means, values, advantages, ...
+    needed = rows * (row + 2 * num_obs)  # the rollout; a normaliser's copy of all observations in float64
+    learners = agents if flags.get("aggregation") == "symmetric" else 1
+    off_policy = rows * flags.get("off_policy_ratio", 0) * learners / agents
+    if "num_agents" in flags:  # next observations; a batch with off-policy columns appended, and these by themselves
+        needed += rows * num_obs + (rows + 2 * off_policy) * row
+    forward = width + 2 * max((*hidden, *discriminator)) + 6 * lstm  # of a row, without gradient
+    # two minibatches, the next one being gathered, and what the gradient of one needs: of torch's LSTM on a CPU 48 H,
+    # measured; on a GPU cuDNN keeps less, 20 H by counting its tensors
+    gradient = width + 2 * max(sum(hidden) * (1 + flags["separate_critic"]), sum(discriminator))
+    gradient += 12 * num_actions + 30 + (48 if on_cpu else 20) * lstm
+    whole = rows if flags.get("diagnostics_interval") or discriminator else off_policy  # not in minibatches
+    needed += max((rows + off_policy) / minibatches * (2 * row + gradient), whole * forward)
+    needed += columns * (2 * num_obs + forward)  # a control step
+    # with gradients and Adam's moments 4; `Run.remember` 3; on the host a checkpoint's bytes and their trial loading 6
+    copies = 13 if on_cpu else 7
     physics = engine.bytes_for(columns) if hasattr(engine, "bytes_for") else 0
-    return 4 * (rollout + activations + 4 * weights) + physics
+    return int(4 * (1.1 * needed + copies * weights)) + physics  # 1.1: what is freed is not all used again
 
 
 def check_memory(args, env=None):
@@ -168,11 +182,14 @@ def check_memory(args, env=None):
 
     env: environments, of any number; None: before there are any. What a custom task allocates is not known.
     """
-    memory, sizes = host_memory() // distributed.LOCAL_WORLD_SIZE, (1, 1)
+    memory = host_memory() // distributed.LOCAL_WORLD_SIZE
     if args.device != "cpu":
         memory = torch.cuda.mem_get_info()[0]
-    if env is not None:
-        sizes = (env.num_obs, env.num_actions, getattr(env, "engine", None) if args.device == "cpu" else None)
+    task = env
+    if env is None and args.env_id.partition(":")[0] not in envs.ADAPTERS:
+        task = envs.find_class(args.env_id)  # most say their sizes already
+    sizes = [x if isinstance(x, int) else 1 for x in (getattr(task, name, 1) for name in ("num_obs", "num_actions"))]
+    sizes.append(getattr(env, "engine", None) if args.device == "cpu" else None)
 
     def needed(name, most):
         value = getattr(args, name)

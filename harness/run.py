@@ -136,10 +136,11 @@ class Run:
 
         Of several processes, the one with the most such numbers writes and reports it: there it began.
         """
+        extremes = torch.stack([x for tensor in tensors.values() for x in tensor.aminmax()])  # NaN where any is
+        if distributed.of_each(extremes.isfinite().all().float().cpu()).all():  # the same in all processes
+            return
         counts = torch.stack([(~tensor.isfinite()).sum() for tensor in tensors.values()])
         counts = distributed.of_each(counts.cpu())  # (W, names)
-        if not counts.any():
-            return
         if counts.sum(1).argmax() == distributed.RANK:
             broken = [name for name, count in zip(tensors, counts[distributed.RANK]) if count]
             path = os.path.join(self.folder, "nan_dump.pt")

@@ -205,9 +205,15 @@ def test_a_checkpoint_runs_no_code_that_came_with_it(folder, depth, changes, cap
     assert not pathlib.Path("PAYLOAD").exists()
 
 
-def test_nor_code_from_the_top_of_what_was_downloaded(capsys, forged):
-    path = forged("download/runs/x", env_id="download.payload:E")
-    pathlib.Path("download/payload.py").write_text(PAYLOAD)
+@pytest.mark.parametrize("linked", ["", "downloads", "downloads/pack", "downloads/pack/runs/x"])
+def test_nor_code_from_the_top_of_what_was_downloaded(linked, capsys, forged, tmp_path_factory):
+    """Also where a part of the path is a link to another disk."""
+    path = forged("downloads/pack/runs/x", env_id="downloads.pack.payload:E")
+    pathlib.Path("downloads/pack/payload.py").write_text(PAYLOAD)
+    if linked:
+        target = tmp_path_factory.mktemp("disk") / "there"
+        pathlib.Path(linked).rename(target)
+        pathlib.Path(linked).symlink_to(target)
     for play in (lambda: evaluate.main([str(path), "--no-cuda"]), lambda: ppo.main(["--resume", str(path)])):
         capsys.readouterr()
         with pytest.raises(SystemExit) as end:
@@ -663,29 +669,32 @@ def test_numbers_that_no_flag_can_take(name, capsys):
         assert line.startswith("--") and not pathlib.Path("runs").exists()
 
 
-def test_the_number_that_is_named_fits(monkeypatch, capsys):
-    """On a machine of 1 MB."""
-    sizes = {"SC_PHYS_PAGES": 256, "SC_PAGE_SIZE": 4096}
-    monkeypatch.setattr(os, "sysconf", sizes.get)
-    flags = "--num-steps 64 --num-agents 6 --num-envs"
-    assert train(sapg, f"--env-id Moat {flags} 6000") == 2
-    fits = int(capsys.readouterr().err.split("flags ")[1].split()[0])
-    assert fits % 6 == 0
-    assert train(sapg, f"--env-id Moat {flags} {2 * fits} --total-timesteps 1") == 2  # with the task's own sizes
-    while fits > 6 and train(sapg, f"--env-id Moat {flags} {fits} --total-timesteps 1") == 2:
-        fits = int(capsys.readouterr().err.split("flags ")[1].split()[0])
-    assert fits >= 6
+@pytest.mark.parametrize("script", [ppo, cpo], ids=lambda script: script.__name__)
+@pytest.mark.parametrize("flag, value", [
+    ("--num-envs", 6144), ("--num-steps", 4096), ("--hidden-sizes", 65536), ("--lstm --lstm-size", 4096),
+])  # fmt: skip
+def test_the_number_that_is_named_fits(script, flag, value, monkeypatch, capsys):
+    """On a machine of 16 MB. Twice the number does not."""
+    sizes = {"SC_PHYS_PAGES": 2**12, "SC_PAGE_SIZE": 2**12}
+    sysconf = os.sysconf
+    monkeypatch.setattr(os, "sysconf", lambda name: sizes.get(name) or sysconf(name))
+    flags = f"--env-id Moat --total-timesteps 1 {flag}"
+    assert train(script, f"{flags} {value}") == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"{flag.split()[-1]} ") and not pathlib.Path("runs").exists()
+    fits = int(line.split("flags ")[1].split()[0])
+    assert train(script, f"{flags} {2 * fits}") == 2 and train(script, f"{flags} {fits}") == 0
 
 
 def test_the_memory_of_the_physics_counts(monkeypatch, capsys):
-    """On a machine of 64 MB: the rollout of 100,000 Cartpoles takes 9 MB, their physics more than there is."""
+    """On a machine of 64 MB: the rollout of 100,000 Cartpoles takes 32 MB, their physics more than there is."""
     sizes = {"SC_PHYS_PAGES": 2**14, "SC_PAGE_SIZE": 2**12}
     sysconf = os.sysconf
     monkeypatch.setattr(os, "sysconf", lambda name: sizes.get(name) or sysconf(name))
     flags = "--env-id Cartpole --num-steps 2 --num-minibatches 100 --total-timesteps 1 --num-envs"
     assert train(ppo, f"{flags} 100000") == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("--num-envs 100000: needs 0.1 GB of memory") and not pathlib.Path("runs").exists()
+    assert line.startswith("--num-envs 100000: needs 0.2 GB of memory") and not pathlib.Path("runs").exists()
     fits = int(line.split("flags ")[1].split()[0])
     assert fits > 1000 and train(ppo, f"{flags} {2 * fits}") == 2 and train(ppo, f"{flags} {fits}") == 0
 
@@ -759,6 +768,9 @@ class Mine(VectorEnv):
         return action.sum(1), no, no.clone()
     def observe(self):
         return torch.ones(self.num_envs, 3)
+    def state_dict(self):
+        {save}
+        return super().state_dict()
     def load_state_dict(self, state):
         {load}
         super().load_state_dict(state)
@@ -766,7 +778,7 @@ class Mine(VectorEnv):
 
 
 def write_task(**lines):
-    slots = dict.fromkeys(("constructor", "reset_where", "advance", "load"), "pass")
+    slots = dict.fromkeys(("constructor", "reset_where", "advance", "save", "load"), "pass")
     pathlib.Path("mine.py").write_text(TASK.format(**{**slots, **lines}))
 
 
@@ -795,6 +807,12 @@ def outcome(capsys):
     ("constructor", 'raise ValueError("constructor wants a file")', "ValueError in Mine.__init__"),
     ("reset_where", "{}[3]", "KeyError in Mine.reset_where"),
     ("advance", "if self.calls == 20: self.position", "AttributeError in Mine.advance"),
+    ("advance", "if self.calls == 20: raise BrokenPipeError", "BrokenPipeError in Mine.advance"),
+    ("advance", "if self.calls == 20: __import__('sys').exit(0)", "RuntimeError in Mine.advance"),
+    ("advance", "__import__('argparse').ArgumentParser().exit()", "RuntimeError in Mine.advance"),
+    ("reset_where", "raise SystemExit", "RuntimeError in Mine.reset_where"),
+    ("save", "if self.calls == 24: quit()", "RuntimeError in Mine.state_dict"),
+    ("load", "__import__('sys').exit(3)", "RuntimeError in Mine.load_state_dict"),
 ])  # fmt: skip
 def test_an_error_in_the_users_environment_is_shown_as_it_is(method, line, error, outcome):
     write_task(**{method: line})
@@ -1063,9 +1081,19 @@ def test_an_error_after_the_first_step_names_the_class():
     assert process.returncode == 1 and err.splitlines()[-1] == "--env-id mine:Mine: TypeError in Mine.step"
 
 
+def test_a_second_signal_ends_a_custom_task_at_once():
+    """Also from within its methods, in which sys.exit is an error."""
+    write_task(advance="if self.calls == 20: [__import__('os').kill(__import__('os').getpid(), 15) for _ in 'ab']")
+    process = start(ppo, f"{FLAGS} --env-id mine:Mine")
+    assert process.communicate(timeout=120)[1] == "" and process.returncode == 143
+
+
 def test_after_its_first_calls_an_environment_is_left_alone(monkeypatch):
+    """But for sys.exit in a custom task's."""
     made = []
     make = harness.flags.envs.make
     monkeypatch.setattr(harness.flags.envs, "make", lambda *args, **flags: made.append(make(*args, **flags)) or made[0])
     assert train(ppo, f"--env-id {__name__}:Still") == 0
-    assert made[0].step.__func__ is VectorEnv.step and made[0].reset.__func__ is VectorEnv.reset
+    assert made[0].step.__wrapped__.__func__ is VectorEnv.step
+    assert made[0].reset.__wrapped__.__func__ is VectorEnv.reset
+    assert made[0].advance.__func__ is Still.advance

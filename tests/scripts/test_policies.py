@@ -98,6 +98,20 @@ def test_a_policy_is_not_resumed(run, capsys):
             epo.main(["--resume", path, "--total-timesteps", "8192"])
         captured = capsys.readouterr()
         assert end.value.code == 2 and len(captured.err.splitlines()) == 1 and f"--resume {path}: " in captured.err
+    assert [path.name for path in pathlib.Path("Mine").iterdir()] == ["policy.pt"]
+
+
+@pytest.mark.parametrize("files", [["checkpoint.pt"], ["checkpoint_previous.pt"], []])
+def test_a_policy_is_not_saved_in_a_runs_folder(run, files, capsys):
+    """Where evaluate.py would play it instead of what the run learns later; nor in a folder without name."""
+    if files == ["checkpoint_previous.pt"]:
+        (pathlib.Path(run) / "checkpoint.pt").rename(pathlib.Path(run) / "checkpoint_previous.pt")
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as end:
+        evaluate.main([run, "--save-policy", run if files else "", "--no-cuda"])
+    (line,) = capsys.readouterr().err.splitlines()
+    assert end.value.code == 2 and line.startswith("--save-policy '")
+    assert not list(pathlib.Path().rglob("policy.pt"))
 
 
 def test_a_policy_runs_no_code_that_comes_with_it(run, capsys):
