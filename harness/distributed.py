@@ -32,7 +32,10 @@ def start():
 
 
 def finish():
-    """Wait for all, so that no process is gone while another still writes, and part."""
+    """Wait for all, so that no process is gone while another still writes, and part.
+
+    An interpreter that ends while gloo's threads still hold tensors now and then aborts (pytorch/pytorch#179291).
+    """
     total(torch.zeros(1))
     if WORLD_SIZE > 1:
         dist.destroy_process_group()
@@ -64,11 +67,14 @@ class Rank0First:
     def __enter__(self):
         status = from_rank_0(None) if RANK else None
         if status is not None:
+            finish()
             sys.exit(status)
 
     def __exit__(self, kind, error, trace):
         if RANK == 0:
             from_rank_0(getattr(error, "code", 1) if kind else None)
+            if kind:
+                finish()
 
 
 def from_rank_0(value):

@@ -186,11 +186,11 @@ def test_the_harness_is_short():
     environments and a share of the checkpoint. How they talk to each other is in distributed.py. 45 for the memory of
     the physics and the limits of control groups (20), environments made and checked in one place for evaluate.py too
     (15), and a damaged checkpoint that is set aside (10). 25 for a memory estimate that holds where it is measured (20)
-    and for links and policies among other people's checkpoints (5).
+    and for links and policies among other people's checkpoints (5). distributed.py has 150, and 5 for parting cleanly.
     """
     paths = [path for path in HARNESS if path.name != "distributed.py"]
     assert sum(len(path.read_text().splitlines()) for path in paths) <= 1_115
-    assert len((ROOT / "harness" / "distributed.py").read_text().splitlines()) <= 150
+    assert len((ROOT / "harness" / "distributed.py").read_text().splitlines()) <= 155
 
 
 @pytest.mark.skipif(not shutil.which("diff"), reason="needs diff")

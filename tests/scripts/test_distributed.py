@@ -282,7 +282,7 @@ def test_the_default_number_of_environments_is_divisible(monkeypatch):
 def test_a_refusal_is_printed_once_and_ends_all(given, status, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     statuses, out, err = ended(launch(ROOT / "ppo.py", "--no-cuda", "--env-id", "Moat", *given.split()))
-    assert statuses == [status] * 2
+    assert statuses == [status] * 2, err
     text = {2: err, 0: out}[status]
     assert text.count("--num-envs") >= 1 and "Traceback" not in err and (out, err)[status == 0] == ""
     assert text.count("25: must be") == (given == "--num-envs 25") and text.count("usage:") <= 1
