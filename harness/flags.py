@@ -236,7 +236,7 @@ def describe_cpu_defaults(args, cpu_row, tuned_row):
     as_timed = all(getattr(args, name) == value for name, value in cpu_row.items() if name != "num_envs")
     return (
         f"no GPU: {args.num_envs:,} environments, {'LSTM and ' if args.lstm else ''}MLP {network}, "
-        f"{args.total_timesteps:,} steps{', about two hours on two cores' if as_timed else ''}"
+        f"{args.total_timesteps:,} steps{', about two hours on two idle cores' if as_timed else ''}"
         f"{'; as tuned for a GPU: ' if flags else ''}{' '.join(flags)}"
     )
 
