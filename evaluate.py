@@ -158,14 +158,17 @@ def record_video(path, env, agent, ids):
         playing &= ~player.dones[0]
         if not playing.any():
             break
-    with av.open(path, "w") as file:
-        stream = file.add_stream("libx264", rate=Fraction(env.frame_rate, period))
-        stream.height, stream.width = (size - size % 2 for size in frames[0].shape[:2])
-        stream.pix_fmt = "yuv420p"
-        for frame in frames:
-            picture = np.ascontiguousarray(frame[: stream.height, : stream.width])
-            file.mux(stream.encode(av.VideoFrame.from_ndarray(picture, format="rgb24")))
-        file.mux(stream.encode())
+    try:
+        with av.open(path, "w") as file:
+            stream = file.add_stream("libx264", rate=Fraction(env.frame_rate, period))
+            stream.height, stream.width = (size - size % 2 for size in frames[0].shape[:2])
+            stream.pix_fmt = "yuv420p"
+            for frame in frames:
+                picture = np.ascontiguousarray(frame[: stream.height, : stream.width])
+                file.mux(stream.encode(av.VideoFrame.from_ndarray(picture, format="rgb24")))
+            file.mux(stream.encode())
+    except OSError as error:
+        harness.refuse("--video", path, error)
     print(f"{path}: {len(frames)} frames of agent {', '.join(map(str, ids.tolist()))}")
 
 
@@ -240,17 +243,22 @@ def save_policy(folder, saved, env):
     print(f"{path}: {saved['args']['env_id']}, {saved['global_step']:,} steps, {len(data):,} bytes")
 
 
+def could_be_file(path, suffix):
+    """Whether a file of this name can be in a folder that exists."""
+    return path.endswith(suffix) and os.path.isdir(os.path.dirname(path) or ".") and not os.path.isdir(path)
+
+
 def main(argv=None):
     args = tyro.cli(Args, args=argv)
     if not 1 <= args.episodes <= 100_000:
         harness.refuse("--episodes", args.episodes, "must be between 1 and 100,000; each has an environment of its own")
     if not 0 <= args.seed < 2**32:
         harness.refuse("--seed", args.seed, "must be at least 0 and below 2**32")
-    if args.video and not (args.video.endswith(".mp4") and os.path.isdir(os.path.dirname(args.video) or ".")):
+    if args.video and not could_be_file(args.video, ".mp4"):
         harness.refuse("--video", args.video, "must be a path.mp4 in a folder that exists")
     if args.video and args.engine == "isaacgym":
         harness.refuse("--video", args.video, "Isaac Gym draws nothing here; another --engine films the same policy")
-    if args.export and not (args.export.endswith(".onnx") and os.path.isdir(os.path.dirname(args.export) or ".")):
+    if args.export and not could_be_file(args.export, ".onnx"):
         harness.refuse("--export", args.export, "must be a path.onnx in a folder that exists")
     if args.export and len(args.agents) > 1:
         harness.refuse("--agents", args.agents, "must be one agent with --export")

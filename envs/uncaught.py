@@ -1,5 +1,6 @@
 """How an uncaught exception is shown. Imported before torch, which takes long enough for a Ctrl-C to come."""
 
+import errno
 import functools
 import inspect
 import os
@@ -11,7 +12,7 @@ env_id = ""  # of the run; set by harness.parse_args
 
 
 def report(kind, error, trace):
-    """sys.excepthook. Ctrl-C and a closed pipe: no traceback. From a custom task: then a line naming its method."""
+    """sys.excepthook. No traceback for Ctrl-C and lost output. From a custom task: then a line naming its method."""
     if issubclass(kind, KeyboardInterrupt):
         print("interrupted", file=sys.stderr)
         sys.exit(130)
@@ -19,6 +20,10 @@ def report(kind, error, trace):
     if issubclass(kind, BrokenPipeError) and not where:  # as in `epo.py | head`
         discard(sys.stdout)
         sys.exit(141)
+    if getattr(error, "errno", None) == errno.ENOSPC and not (error.filename or where):  # of standard output
+        discard(sys.stdout)
+        print(f"no output: {error}", file=sys.stderr)
+        sys.exit(1)
     sys.__excepthook__(kind, error, trace)
     if where:
         print(f"--env-id {env_id}: {kind.__name__} in {where}", file=sys.stderr)

@@ -169,6 +169,7 @@ def trained(tmp_path_factory):
     ("run --agents -1", "--agents -1: must be between 0 and 3"),
     ("run --video film.gif", "--video film.gif: must be a path.mp4"),
     ("run --video nowhere/film.mp4", "--video nowhere/film.mp4: must be a path.mp4 in a folder that exists"),
+    ("run --video folder.mp4", "--video folder.mp4: must be a path.mp4"),
     ("run --engine physx", "--engine physx: not available; valid here: auto"),
     ("run --engine isaacgym", "--engine isaacgym: needs Python 3.8, this is 3."),
     ("run --engine isaacgym --video film.mp4", "--video film.mp4: Isaac Gym draws nothing here"),
@@ -176,6 +177,7 @@ def trained(tmp_path_factory):
 def test_bad_input(flags, line, trained, capsys):
     shutil.copytree(trained, "run")
     pathlib.Path("empty").mkdir()
+    pathlib.Path("folder.mp4").mkdir()
     data = pathlib.Path("run/checkpoint.pt").read_bytes()
     pathlib.Path("truncated.pt").write_bytes(data[:1000])
     pathlib.Path("text.pt").write_text("broken")
@@ -190,3 +192,10 @@ def test_bad_input(flags, line, trained, capsys):
     captured = capsys.readouterr()
     assert end.value.code == 2 and len(captured.err.splitlines()) == 1 and captured.err.startswith(line), captured.err
     assert sorted(pathlib.Path().rglob("*")) == before
+
+
+def test_output_to_a_full_disk(trained):
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, str(ROOT / "evaluate.py"), str(trained), "--episodes", "1", "--no-cuda"]
+        result = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert (result.returncode, result.stderr) == (1, "no output: [Errno 28] No space left on device\n")
