@@ -168,7 +168,8 @@ def is_below(path, folder):
 
 def refuse(flag, value, reason):
     """End with exit status 2 and one line that names the flag, its value and what would be valid."""
-    print(f"{flag} {value}: {reason}", file=sys.stderr)
+    line = f"{flag} {value}: {reason}"  # maybe of somebody else's checkpoint: no commands to the terminal
+    print("".join(c if c.isprintable() else ascii(c)[1:-1] for c in line), file=sys.stderr)
     sys.exit(2)
 
 

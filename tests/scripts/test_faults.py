@@ -162,7 +162,7 @@ def forged(valid):
 def forge(valid, folder, **changes):
     saved = decode(valid)
     for key, value in changes.items():
-        (saved["args"] if key == "env_id" else saved)[key] = value
+        (saved["args"] if key in saved["args"] else saved)[key] = value
     path = pathlib.Path(folder)
     path.mkdir(parents=True)
     (path / "checkpoint.pt").write_bytes(bytes(encode(saved)))
@@ -252,6 +252,12 @@ def test_a_class_that_is_no_environment_is_not_called(env_id, capsys, forged):
     path = forged("runs/x", env_id=env_id)
     assert resume(ppo, path) == 2
     assert "not a class with reset and step" in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_a_refusal_sends_nothing_else_to_the_terminal(capsys, forged):
+    assert resume(ppo, forged("runs/x", engine="\x1b[2J\nok")) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.isprintable() and line.startswith("--engine \\x1b[2J\\nok: ")
 
 
 def test_a_pickle_payload_is_refused(tmp_path, capsys, forged):
