@@ -26,14 +26,14 @@ import tyro
 from torch.distributions import Normal, kl_divergence
 
 MAX_STD = 2.0  # of an action; ours: the environment clamps actions, so without a bound the entropy bonus has no cost
-MAX_LOG_RATIO = 20.0  # of two policies' probabilities, against overflow; no useful ratio comes near it
+MAX_LOG_RATIO = 20.0  # cap on log(pi_new / pi_old), against overflow; no useful ratio comes near it
 LEADER = 0  # SAPG: the agent that learns from all others; its environments are the first n
 MAX_AWAC_WEIGHT = 100.0  # CPO: released code
 
 
 @dataclass
 class Args:
-    """Defaults for a custom task; harness/hyperparameters.py has the papers' values for theirs."""
+    """Defaults for a custom task; harness/hyperparameters.py has the values for the tasks of envs/."""
 
     # Experiment
     env_id: str = "AllegroKukaRegrasping"
@@ -103,7 +103,7 @@ class Args:
     off_policy_ratio: float = 1.0
     """followers' columns that the leader learns from, in multiples of its own n (SAPG Algorithm 1: 1); 0: none"""
     off_policy_coef: float = 1.0
-    """lambda: weight of an off-policy row relative to an on-policy one (SAPG Eq. 4)"""
+    """weight of an off-policy row relative to an on-policy one; times off_policy_ratio it is lambda (SAPG Eq. 4)"""
     off_policy_mu: bool = False
     """centre the off-policy clip window on mu (SAPG Eq. 3); off: on 1, as released, which measured better"""
     aggregation: Literal["leader-follower", "one-follower", "symmetric"] = "one-follower"
@@ -149,7 +149,7 @@ def check_args(args):
 # Network
 # ----------------------------------------------------------------------------------------------------------------------
 class RunningMeanStd(nn.Module):
-    """Running mean and variance, as buffers: saved with the network, moved by `update` alone."""
+    """Running mean and variance, as buffers: saved with the network, changed only by `update`."""
 
     def __init__(self, *shape):
         super().__init__()
@@ -194,7 +194,7 @@ def make_mlp(width, sizes):
 
 
 class Agent(nn.Module):
-    """Action mean and value, which is in normalised units; one trunk for both unless --separate-critic."""
+    """Action distribution, and value in normalised units; one trunk for both unless --separate-critic."""
 
     def __init__(self, num_obs, num_actions, args):
         super().__init__()
@@ -286,7 +286,8 @@ def sample_offpolicy_columns(agent_ids, num_agents, ratio, aggregation):
     those of one follower, drawn uniformly too (CPO Eq. 2).
     """
     count = min(round(ratio * len(agent_ids) / num_agents), len(agent_ids) - len(agent_ids) // num_agents)
-    columns, learners = [], range(num_agents) if aggregation == "symmetric" else [LEADER]
+    columns = []
+    learners = range(num_agents) if aggregation == "symmetric" else [LEADER]
     for learner in learners:
         others = (agent_ids != learner).nonzero().squeeze(1)
         others = others[torch.randperm(len(others), device=agent_ids.device)]
@@ -417,7 +418,7 @@ def main(argv=None):
     episodes = harness.EpisodeStatistics(N, args.num_agents, device)
     state = {
         "agent": agent, "optimizer": optimizer, "env": env, "episodes": episodes,
-        "obs": obs[0], "dones": dones[0], "lstm_state": lstm_state,
+        "obs": obs[0], "dones": dones[0], "lstm_state": lstm_state,  # views: written in place below
     }  # fmt: skip
     if args.adversarial_coef:  # CPO
         state.update(discriminator=discriminator, discriminator_optimizer=discriminator_optimizer)
@@ -427,7 +428,8 @@ def main(argv=None):
         # --------------------------------------------------------------------------------------------------------------
         # Rollout
         # --------------------------------------------------------------------------------------------------------------
-        rollout_start, next_lstm_state = time.perf_counter(), lstm_state
+        rollout_start = time.perf_counter()
+        next_lstm_state = lstm_state
         with torch.no_grad():
             for t in range(T):
                 actions[t], logprobs[t], policy, values[t], next_lstm_state = agent.get_action_and_value(
@@ -438,7 +440,8 @@ def main(argv=None):
                 rewards[t], dones[t + 1] = args.reward_scale * reward, terminated[t] | truncated
                 next_obs[t] = torch.where(dones[t + 1][:, None], info["final_obs"], obs[t + 1])  # SAPG
                 if truncated.any():
-                    ids, no_dones = truncated.nonzero().squeeze(1), terminated[t : t + 1, truncated]
+                    ids = truncated.nonzero().squeeze(1)
+                    no_dones = torch.zeros(1, len(ids), dtype=torch.bool, device=device)
                     final_values[t, ids] = agent.get_value(
                         info["final_obs"][None, ids], agent_ids[:, ids], no_dones, next_lstm_state[:, ids]
                     )[0]
@@ -491,7 +494,7 @@ def main(argv=None):
         if len(columns):
             off = offpolicy_batch(agent, batch, rewards, next_obs, terminated, columns, learners, args)
             batch = {key: torch.cat([batch[key], off[key]], 1) for key in batch}  # (T or 1, N + C, ...)
-        agent.value_rms.update(raw_values[:-1])  # the value head is in the new units from here on (released code)
+        agent.value_rms.update(raw_values[:-1])  # from here on the value head's output is read in the new units
         agent.value_rms.update(returns)
         batch["values"] = agent.value_rms.normalize(batch["values"])
         batch["returns"] = agent.value_rms.normalize(batch["returns"])
@@ -566,8 +569,9 @@ def main(argv=None):
                     terms["awac_loss"] = awac_loss  # CPO
                     for name, term in dict(terms, clipfrac=clipfrac, grad_norm=grad_norm).items():
                         step_losses[f"losses/{name}"].append(term.mean())
-            kl, group = harness.average(torch.stack(kls).mean()).item(), optimizer.param_groups[0]
-            if epoch or args.num_minibatches > 1:  # the KL of an iteration's first minibatch is 0 by construction
+            kl = harness.average(torch.stack(kls).mean()).item()
+            group = optimizer.param_groups[0]
+            if epoch or args.num_minibatches > 1:  # before the first gradient step the KL says nothing
                 group["lr"] = adapt_learning_rate(group["lr"], kl, args.kl_threshold)
         losses = {name: torch.stack(steps) for name, steps in step_losses.items()}
         run.check_finite(iteration, {"observations": obs, "rewards": rewards, **losses}, batch=batch, awac=awac)

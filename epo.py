@@ -25,13 +25,13 @@ import tyro
 from torch.distributions import Normal, kl_divergence
 
 MAX_STD = 2.0  # of an action; ours: the environment clamps actions, so without a bound the entropy bonus has no cost
-MAX_LOG_RATIO = 20.0  # of two policies' probabilities, against overflow; no useful ratio comes near it
+MAX_LOG_RATIO = 20.0  # cap on log(pi_new / pi_old), against overflow; no useful ratio comes near it
 LEADER = 0  # SAPG: the agent that learns from all others; its environments are the first n
 
 
 @dataclass
 class Args:
-    """Defaults for a custom task; harness/hyperparameters.py has the papers' values for theirs."""
+    """Defaults for a custom task; harness/hyperparameters.py has the values for the tasks of envs/."""
 
     # Experiment
     env_id: str = "AllegroKukaRegrasping"
@@ -101,7 +101,7 @@ class Args:
     off_policy_ratio: float = 1.0
     """followers' columns that the leader learns from, in multiples of its own n (SAPG Algorithm 1: 1); 0: none"""
     off_policy_coef: float = 1.0
-    """lambda: weight of an off-policy row relative to an on-policy one (SAPG Eq. 4)"""
+    """weight of an off-policy row relative to an on-policy one; times off_policy_ratio it is lambda (SAPG Eq. 4)"""
     off_policy_mu: bool = False
     """centre the off-policy clip window on mu (SAPG Eq. 3); off: on 1, as released, which measured better"""
     aggregation: Literal["leader-follower", "one-follower", "symmetric"] = "leader-follower"
@@ -150,7 +150,7 @@ def check_args(args):
 # Network
 # ----------------------------------------------------------------------------------------------------------------------
 class RunningMeanStd(nn.Module):
-    """Running mean and variance, as buffers: saved with the network, moved by `update` alone."""
+    """Running mean and variance, as buffers: saved with the network, changed only by `update`."""
 
     def __init__(self, *shape):
         super().__init__()
@@ -195,7 +195,7 @@ def make_mlp(width, sizes):
 
 
 class Agent(nn.Module):
-    """Action mean and value, which is in normalised units; one trunk for both unless --separate-critic."""
+    """Action distribution, and value in normalised units; one trunk for both unless --separate-critic."""
 
     def __init__(self, num_obs, num_actions, args):
         super().__init__()
@@ -287,7 +287,8 @@ def sample_offpolicy_columns(agent_ids, num_agents, ratio, aggregation):
     those of one follower, drawn uniformly too (CPO Eq. 2).
     """
     count = min(round(ratio * len(agent_ids) / num_agents), len(agent_ids) - len(agent_ids) // num_agents)
-    columns, learners = [], range(num_agents) if aggregation == "symmetric" else [LEADER]
+    columns = []
+    learners = range(num_agents) if aggregation == "symmetric" else [LEADER]
     for learner in learners:
         others = (agent_ids != learner).nonzero().squeeze(1)
         others = others[torch.randperm(len(others), device=agent_ids.device)]
@@ -365,7 +366,7 @@ class Fitness(nn.Module):
 
 
 def fitness_spread(fitness, floor):
-    """The followers' fitness gap, and the unit it is measured in: EPO Eq. 3 fires at gap > gamma * unit.
+    """The followers' fitness gap, and the scale it is measured on: EPO Eq. 3 fires at gap > gamma * scale.
 
     floor, in units of fitness, stands in for a median near zero, at which the equation would fire on any difference.
     """
@@ -455,9 +456,9 @@ def main(argv=None):
         # EPO: evolution
         # --------------------------------------------------------------------------------------------------------------
         agent_fitness, lineage, evolution = fitness.per_agent(), [], {}
-        gap, unit = fitness_spread(agent_fitness, getattr(env, "fitness_floor", 1.0))
+        gap, scale = fitness_spread(agent_fitness, getattr(env, "fitness_floor", 1.0))
         episodes_ever, episodes_since = fitness.episodes()
-        fires = episodes_since >= args.ga_interval if args.ga_interval else gap > args.ga_threshold * unit  # EPO Eq. 3
+        fires = episodes_since >= args.ga_interval if args.ga_interval else gap > args.ga_threshold * scale  # EPO Eq. 3
         if gap.isfinite():  # every follower's fitness is known
             lineage_stats.complete(agent_fitness)
             if fires and episodes_ever >= args.ga_warmup:
@@ -468,7 +469,8 @@ def main(argv=None):
         # --------------------------------------------------------------------------------------------------------------
         # Rollout
         # --------------------------------------------------------------------------------------------------------------
-        rollout_start, next_lstm_state = time.perf_counter(), lstm_state
+        rollout_start = time.perf_counter()
+        next_lstm_state = lstm_state
         with torch.no_grad():
             for t in range(T):
                 actions[t], logprobs[t], policy, values[t], next_lstm_state = agent.get_action_and_value(
@@ -479,7 +481,8 @@ def main(argv=None):
                 rewards[t], dones[t + 1] = args.reward_scale * reward, terminated[t] | truncated
                 next_obs[t] = torch.where(dones[t + 1][:, None], info["final_obs"], obs[t + 1])  # SAPG
                 if truncated.any():
-                    ids, no_dones = truncated.nonzero().squeeze(1), terminated[t : t + 1, truncated]
+                    ids = truncated.nonzero().squeeze(1)
+                    no_dones = torch.zeros(1, len(ids), dtype=torch.bool, device=device)
                     final_values[t, ids] = agent.get_value(
                         info["final_obs"][None, ids], agent_ids[:, ids], no_dones, next_lstm_state[:, ids]
                     )[0]
@@ -522,7 +525,7 @@ def main(argv=None):
         if len(columns):
             off = offpolicy_batch(agent, batch, rewards, next_obs, terminated, columns, learners, args)
             batch = {key: torch.cat([batch[key], off[key]], 1) for key in batch}  # (T or 1, N + C, ...)
-        agent.value_rms.update(raw_values[:-1])  # the value head is in the new units from here on (released code)
+        agent.value_rms.update(raw_values[:-1])  # from here on the value head's output is read in the new units
         agent.value_rms.update(returns)
         batch["values"] = agent.value_rms.normalize(batch["values"])
         batch["returns"] = agent.value_rms.normalize(batch["returns"])
@@ -573,8 +576,9 @@ def main(argv=None):
                     terms = dict(policy_loss=pg_loss, value_loss=v_loss, entropy=entropy, bounds_loss=bounds_loss)
                     for name, term in dict(terms, clipfrac=clipfrac, grad_norm=grad_norm).items():
                         step_losses[f"losses/{name}"].append(term.mean())
-            kl, group = harness.average(torch.stack(kls).mean()).item(), optimizer.param_groups[0]
-            if epoch or args.num_minibatches > 1:  # the KL of an iteration's first minibatch is 0 by construction
+            kl = harness.average(torch.stack(kls).mean()).item()
+            group = optimizer.param_groups[0]
+            if epoch or args.num_minibatches > 1:  # before the first gradient step the KL says nothing
                 group["lr"] = adapt_learning_rate(group["lr"], kl, args.kl_threshold)
         losses = {name: torch.stack(steps) for name, steps in step_losses.items()}
         run.check_finite(iteration, {"observations": obs, "rewards": rewards, **losses}, batch=batch)

@@ -1,8 +1,8 @@
 """PPO with the recipe behind the papers' baselines: one policy, many environments.
 
-Clipped policy and value losses, GAE, running normalisation of observations and values, an adaptive learning rate and a
-bounds loss on the action mean. Schulman et al. 2017 (arXiv 1707.06347), with the details that SAPG (arXiv 2407.20230),
-CPO (arXiv 2603.01741) and EPO (arXiv 2503.19037 v3) build on. What SAPG adds: `diff ppo.py sapg.py`.
+Clipped policy loss, GAE, running normalisation of observations and values, an adaptive learning rate and a bounds loss
+on the action mean. Schulman et al. 2017 (arXiv 1707.06347), with the details that SAPG (arXiv 2407.20230), CPO (arXiv
+2603.01741) and EPO (arXiv 2503.19037 v3) build on. What SAPG adds: `diff ppo.py sapg.py`.
 
 Shape letters: T num_steps, N environments of this process, D observation, U action, H lstm_size, M columns of a
 minibatch. Layout is always time-major (T, N, ...); a minibatch is a random set of columns, all T steps of each.
@@ -24,12 +24,12 @@ import tyro
 from torch.distributions import Normal, kl_divergence
 
 MAX_STD = 2.0  # of an action; ours: the environment clamps actions, so without a bound the entropy bonus has no cost
-MAX_LOG_RATIO = 20.0  # of two policies' probabilities, against overflow; no useful ratio comes near it
+MAX_LOG_RATIO = 20.0  # cap on log(pi_new / pi_old), against overflow; no useful ratio comes near it
 
 
 @dataclass
 class Args:
-    """Defaults for a custom task; harness/hyperparameters.py has the papers' values for theirs."""
+    """Defaults for a custom task; harness/hyperparameters.py has the values for the tasks of envs/."""
 
     # Experiment
     env_id: str = "AllegroKukaRegrasping"
@@ -98,7 +98,7 @@ class Args:
 # Network
 # ----------------------------------------------------------------------------------------------------------------------
 class RunningMeanStd(nn.Module):
-    """Running mean and variance, as buffers: saved with the network, moved by `update` alone."""
+    """Running mean and variance, as buffers: saved with the network, changed only by `update`."""
 
     def __init__(self, *shape):
         super().__init__()
@@ -143,7 +143,7 @@ def make_mlp(width, sizes):
 
 
 class Agent(nn.Module):
-    """Action mean and value, which is in normalised units; one trunk for both unless --separate-critic."""
+    """Action distribution, and value in normalised units; one trunk for both unless --separate-critic."""
 
     def __init__(self, num_obs, num_actions, args):
         super().__init__()
@@ -255,7 +255,7 @@ def main(argv=None):
     episodes = harness.EpisodeStatistics(N, 1, device)
     state = {
         "agent": agent, "optimizer": optimizer, "env": env, "episodes": episodes,
-        "obs": obs[0], "dones": dones[0], "lstm_state": lstm_state,
+        "obs": obs[0], "dones": dones[0], "lstm_state": lstm_state,  # views: written in place below
     }  # fmt: skip
     run = harness.Run(args, state, saved)
     global_step = run.global_step
@@ -263,7 +263,8 @@ def main(argv=None):
         # --------------------------------------------------------------------------------------------------------------
         # Rollout
         # --------------------------------------------------------------------------------------------------------------
-        rollout_start, next_lstm_state = time.perf_counter(), lstm_state
+        rollout_start = time.perf_counter()
+        next_lstm_state = lstm_state
         with torch.no_grad():
             for t in range(T):
                 actions[t], logprobs[t], policy, values[t], next_lstm_state = agent.get_action_and_value(
@@ -273,7 +274,8 @@ def main(argv=None):
                 obs[t + 1], reward, terminated[t], truncated, info = env.step(actions[t])
                 rewards[t], dones[t + 1] = args.reward_scale * reward, terminated[t] | truncated
                 if truncated.any():
-                    ids, no_dones = truncated.nonzero().squeeze(1), terminated[t : t + 1, truncated]
+                    ids = truncated.nonzero().squeeze(1)
+                    no_dones = torch.zeros(1, len(ids), dtype=torch.bool, device=device)
                     final_values[t, ids] = agent.get_value(
                         info["final_obs"][None, ids], no_dones, next_lstm_state[:, ids]
                     )[0]
@@ -305,7 +307,7 @@ def main(argv=None):
             "advantages": advantages,
             "returns": returns,
         }
-        agent.value_rms.update(raw_values[:-1])  # the value head is in the new units from here on (released code)
+        agent.value_rms.update(raw_values[:-1])  # from here on the value head's output is read in the new units
         agent.value_rms.update(returns)
         batch["values"] = agent.value_rms.normalize(batch["values"])
         batch["returns"] = agent.value_rms.normalize(batch["returns"])
@@ -351,8 +353,9 @@ def main(argv=None):
                     terms = dict(policy_loss=pg_loss, value_loss=v_loss, entropy=entropy, bounds_loss=bounds_loss)
                     for name, term in dict(terms, clipfrac=clipfrac, grad_norm=grad_norm).items():
                         step_losses[f"losses/{name}"].append(term.mean())
-            kl, group = harness.average(torch.stack(kls).mean()).item(), optimizer.param_groups[0]
-            if epoch or args.num_minibatches > 1:  # the KL of an iteration's first minibatch is 0 by construction
+            kl = harness.average(torch.stack(kls).mean()).item()
+            group = optimizer.param_groups[0]
+            if epoch or args.num_minibatches > 1:  # before the first gradient step the KL says nothing
                 group["lr"] = adapt_learning_rate(group["lr"], kl, args.kl_threshold)
         losses = {name: torch.stack(steps) for name, steps in step_losses.items()}
         run.check_finite(iteration, {"observations": obs, "rewards": rewards, **losses}, batch=batch)

@@ -97,7 +97,8 @@ def read_curves(path, tag):
 def scores_table(values, threshold=None):
     """Markdown lines for values: variant -> {seed: value}."""
     head = ["", "seeds", "median", f"IQM ({CONFIDENCE:.0%} interval)"]
-    head += [f"at {threshold:g} or more"] * (threshold is not None) + ["minimum", "every seed"]
+    head += [f"at {threshold:g} or more"] if threshold is not None else []
+    head += ["minimum", "every seed"]
     lines = ["| " + " | ".join(head) + " |", "|-" * len(head) + "|"]
     for variant, seeds in values.items():
         scores = np.array(list(seeds.values()))

@@ -335,6 +335,8 @@ def test_tables_and_plots(fake, tmp_path, capsys):
     out = capsys.readouterr().out
     assert "| good | 2 | 147 | 147 (98 to 196) | 50% | 98 | 98, 196 |" in out
     assert "| good (before) | 0.50 (" in out
+    summarize.main(["fake", "--results", str(tmp_path), "--value", "best"])
+    assert "or more" not in capsys.readouterr().out
     plot.main(["fake", "--results", str(tmp_path)])
     assert matplotlib.image.imread(tmp_path / "fake.png").std() > 0.01
 
