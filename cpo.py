@@ -315,9 +315,9 @@ def offpolicy_batch(agent, batch, rewards, next_obs, terminated, columns, learne
     next_values = agent.get_value(rows, ids.repeat(1, len(rewards)), no_dones, states.flatten(0, 1)[None])
     next_values = agent.value_rms.denormalize(next_values.view(len(rewards), -1)) * ~terminated[:, columns]
     off["means"], off["logstds"] = old_policy.mean, agent.actor_logstd[ids]
-    off["values"] = agent.value_rms.denormalize(values)
+    off["values"] = values
     off["returns"] = rewards[:, columns] + args.gamma * next_values
-    off["advantages"] = off["returns"] - off["values"]
+    off["advantages"] = off["returns"] - agent.value_rms.denormalize(values)
     if args.off_policy_mu:
         off["mu"] = (old_logprob - off["logprobs"]).clamp(max=MAX_LOG_RATIO).exp()  # pi_learner,old / pi_behaviour
     off["is_offpolicy"] = torch.ones_like(values)
@@ -479,7 +479,7 @@ def main(argv=None):
             "logprobs": logprobs,
             "means": means,
             "logstds": agent.actor_logstd.detach()[agent_ids],
-            "values": raw_values[:-1],
+            "values": values[:-1],
             "advantages": advantages,
             "returns": returns,
             "agent_ids": agent_ids,
@@ -496,7 +496,6 @@ def main(argv=None):
             batch = {key: torch.cat([batch[key], off[key]], 1) for key in batch}  # (T or 1, N + C, ...)
         agent.value_rms.update(raw_values[:-1])  # from here on the value head's output is read in the new units
         agent.value_rms.update(returns)
-        batch["values"] = agent.value_rms.normalize(batch["values"])
         batch["returns"] = agent.value_rms.normalize(batch["returns"])
         advantages = torch.cat([batch["advantages"], awac["advantages"]], 1)  # CPO: one scale for all
         mean, std = harness.mean_and_std(advantages)  # over all processes

@@ -303,13 +303,12 @@ def main(argv=None):
             "logprobs": logprobs,
             "means": means,
             "logstds": agent.actor_logstd.detach().expand(1, N, -1),
-            "values": raw_values[:-1],
+            "values": values[:-1],
             "advantages": advantages,
             "returns": returns,
         }
         agent.value_rms.update(raw_values[:-1])  # from here on the value head's output is read in the new units
         agent.value_rms.update(returns)
-        batch["values"] = agent.value_rms.normalize(batch["values"])
         batch["returns"] = agent.value_rms.normalize(batch["returns"])
         mean, std = harness.mean_and_std(advantages)  # over all processes
         batch["advantages"] = (advantages - mean) / (std + 1e-8)

@@ -10,7 +10,8 @@ the rollout, which the network acted by, whereas targets and old values are norm
     behaviour                log-probability of the action when it was taken
     mu                       pi_learner,old / pi_owner,old of the action
     advantage                normalised over all rows
-    target, old_value        of the critic, in the normalised units that it learns in
+    target                   of the critic, normalised
+    old_value                the critic's output before the update
     old_mean, old_logstd     the learner's policy before the update
   and, in a minibatch, what the network says now (the first four carry the gradient):
     logprob, mean, logstd, value
@@ -177,7 +178,7 @@ def learning_data(run):
                     SimpleNamespace(
                         kind=kind, owner=owner(e, args), learner=learner, behaviour=acted.logprob[t, e],
                         mu=(old.logprob[t, p] - acted.logprob[t, e]).exp(),
-                        advantage=advantages[t], target=targets[t], old_value=values[t],
+                        advantage=advantages[t], target=targets[t], old_value=old.value[t, p].item(),
                         old_mean=old.mean[t, p], old_logstd=old.logstd[t, p],
                     ) for t in range(args.num_steps)
                 ]  # fmt: skip
@@ -189,7 +190,7 @@ def learning_data(run):
         spread = (sum((row.advantage - centre) ** 2 for row in rows) / (len(rows) - 1)) ** 0.5
         for row in rows:
             row.advantage = (row.advantage - centre) / (spread + 1e-8)
-            row.target, row.old_value = clip((row.target - mean) / std), clip((row.old_value - mean) / std)
+            row.target = clip((row.target - mean) / std)
         yield window
 
 
