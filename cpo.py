@@ -37,9 +37,9 @@ class Args:
 
     # Experiment
     env_id: str = "AllegroKukaRegrasping"
-    """a task of envs/, or package.module:Class for your own"""
+    """a task of envs/, your own package.module:Class, or envpool:NAME, gymnasium:NAME, mjlab:NAME"""
     engine: str = "auto"
-    """physics engine: auto (the fastest one installed) or its name"""
+    """physics engine: mujoco, warp, isaacgym, or auto for the fastest one installed"""
     num_envs: int = 1_024
     """number of parallel environments, over all processes"""
     total_timesteps: int = 10_000_000

@@ -35,9 +35,9 @@ class Args:
 
     # Experiment
     env_id: str = "AllegroKukaRegrasping"
-    """a task of envs/, or package.module:Class for your own"""
+    """a task of envs/, your own package.module:Class, or envpool:NAME, gymnasium:NAME, mjlab:NAME"""
     engine: str = "auto"
-    """physics engine: auto (the fastest one installed) or its name"""
+    """physics engine: mujoco, warp, isaacgym, or auto for the fastest one installed"""
     num_envs: int = 1_024
     """number of parallel environments, over all processes"""
     total_timesteps: int = 10_000_000
@@ -458,7 +458,9 @@ def main(argv=None):
         agent_fitness, lineage, evolution = fitness.per_agent(), [], {}
         gap, scale = fitness_spread(agent_fitness, getattr(env, "fitness_floor", 1.0))
         episodes_ever, episodes_since = fitness.episodes()
-        fires = episodes_since >= args.ga_interval if args.ga_interval else gap > args.ga_threshold * scale  # EPO Eq. 3
+        fires = gap > args.ga_threshold * scale  # EPO Eq. 3
+        if args.ga_interval:
+            fires = episodes_since >= args.ga_interval
         if gap.isfinite():  # every follower's fitness is known
             lineage_stats.complete(agent_fitness)
             if fires and episodes_ever >= args.ga_warmup:
