@@ -244,7 +244,7 @@ EXPERIMENTS = {
             Variant("PPO, 3-step target", "ppo.py", "--num-minibatches 4 --critic-n-step 3"),
         ),
     ),
-    # Does a population help, and does it still with small minibatches? 12,288 rows each with 4, 3,072 with 16
+    # Does a population help, and does it still with small minibatches, of 12,288, 3,072 or 768 rows?
     "moat": Experiment(
         env_id="Moat",
         total_timesteps=6_000_000,
@@ -255,7 +255,7 @@ EXPERIMENTS = {
         threshold=12,
         variants=(
             *(Variant(f"PPO, {k} minibatches", "ppo.py", f"--num-minibatches {k}") for k in (4, 16, 64)),
-            *(moat_population(*population, k) for k in (4, 16) for population in MOAT_POPULATIONS),
+            *(moat_population(*population, k) for k in (4, 16, 64) for population in MOAT_POPULATIONS),
             *(
                 Variant(f"EPO-48 {name}, 16 minibatches", "epo.py",
                         f"--num-agents 48 --max-ent-coef 0.025 --num-minibatches 16 {flags}", range(1, 6))
