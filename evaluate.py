@@ -139,7 +139,7 @@ def agents_of(saved):
 
 
 def record_video(path, env, agent, ids):
-    """One episode of each agent of ids (K,), in a grid, to an mp4 file of at most 20 s and 30 frames per second."""
+    """One episode of each agent of ids (K,), in a grid, to an mp4 file of at most 10 s and 30 frames per second."""
     import av
     import numpy as np
 
@@ -147,7 +147,7 @@ def record_video(path, env, agent, ids):
     playing = torch.ones(len(ids), dtype=torch.bool, device=ids.device)
     pictures, columns = [None] * len(ids), math.ceil(math.sqrt(len(ids)))
     period = math.ceil(env.frame_rate / 30)  # control steps per frame
-    for step in range(20 * env.frame_rate):
+    for step in range(10 * env.frame_rate):
         if step % period == 0:  # of a finished episode the last picture stays
             pictures = [env.render(i) if playing[i] else picture for i, picture in enumerate(pictures)]
             blank = [np.zeros_like(pictures[0])] * (-len(ids) % columns)

@@ -263,6 +263,28 @@ EXPERIMENTS = {
             ),
         ),
     ),
+    # Whose data should be used, and does the entropy bonus matter (SAPG 6.3)? Do more agents help (EPO 5.3)?
+    "moat_ablations": Experiment(
+        env_id="Moat",
+        total_timesteps=6_000_000,
+        seeds=range(1, 11),
+        flags=f"--num-envs 3072 {MOAT}",
+        tags=(OBJECTIVE,),
+        finals=(RETURN, STD),
+        threshold=12,
+        variants=tuple(
+            # in minibatches of about 3,584 rows, as SAPG-6 has with 16
+            Variant(f"{name}-{num_agents}, {what}", f"{name.lower()}.py",
+                    f"--num-agents {num_agents} --max-ent-coef {max_ent_coef} --num-minibatches {k} {flags}".strip())
+            for name, num_agents, what, max_ent_coef, k, flags in (
+                ("SAPG", 6, "symmetric", 0.025, 27, "--aggregation symmetric"),
+                ("SAPG", 6, "no followers' data", 0.025, 14, "--off-policy-ratio 0"),
+                ("SAPG", 6, "all followers' data", 0.025, 25, "--off-policy-ratio 5"),
+                ("SAPG", 6, "no entropy bonus", 0, 16, ""),
+                ("EPO", 8, "16 minibatches", 0.025, 16, ""),
+            )
+        ),
+    ),
     # The same questions on Grasp; minibatches of 768 rows, or of the papers' 4 N
     "grasp": Experiment(
         env_id="Grasp",
