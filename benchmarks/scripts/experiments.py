@@ -263,7 +263,8 @@ EXPERIMENTS = {
             ),
         ),
     ),
-    # Whose data should be used, and does the entropy bonus matter (SAPG 6.3)? Do more agents help (EPO 5.3)?
+    # Whose data should be used, and does the entropy bonus matter (SAPG 6.3)? Do more agents help (EPO 5.3)? The
+    # papers' critic target (SAPG Eq. 5)?
     "moat_ablations": Experiment(
         env_id="Moat",
         total_timesteps=6_000_000,
@@ -273,7 +274,7 @@ EXPERIMENTS = {
         finals=(RETURN, STD),
         threshold=12,
         variants=tuple(
-            # in minibatches of about 3,584 rows, as SAPG-6 has with 16
+            # minibatches of about 3,584 rows, as SAPG-6 has with 16, where nothing else is said
             Variant(f"{name}-{num_agents}, {what}", f"{name.lower()}.py",
                     f"--num-agents {num_agents} --max-ent-coef {max_ent_coef} --num-minibatches {k} {flags}".strip())
             for name, num_agents, what, max_ent_coef, k, flags in (
@@ -282,6 +283,8 @@ EXPERIMENTS = {
                 ("SAPG", 6, "all followers' data", 0.025, 25, "--off-policy-ratio 5"),
                 ("SAPG", 6, "no entropy bonus", 0, 16, ""),
                 ("EPO", 8, "16 minibatches", 0.025, 16, ""),
+                ("SAPG", 6, "4 minibatches, 3-step target", 0.025, 4, "--critic-n-step 3"),
+                ("CPO", 6, "4 minibatches, 3-step target", 0.025, 4, "--critic-n-step 3"),
             )
         ),
     ),
