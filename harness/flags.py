@@ -46,14 +46,16 @@ def parse_flags(Args, tuned, check_args, argv):
     """parse_args in one process."""
     given = tyro.cli(Args, args=argv, add_help=False, return_unknown_args=True)[0]
     device = "cuda" if given.cuda and torch.cuda.is_available() else "cpu"
-    saved, cpu_row = None, CPU.get(given.env_id, {}) if device == "cpu" else {}
+    saved, cpu_row = None, dict(CPU.get(given.env_id, {}) if device == "cpu" else {})
+    tuned_row = {"num_envs": Args.num_envs, **tuned.get(given.env_id, {})}
+    blocks = getattr(given, "num_agents", 1) * distributed.WORLD_SIZE
+    for row in filter(None, (tuned_row, cpu_row)):  # equal blocks
+        row["num_envs"] -= row["num_envs"] % max(1, min(blocks, row["num_envs"]))
     if given.resume is not None:
         saved = load_checkpoint(given.resume, script_name(Args), lambda saved: check_saved_flags(Args, saved["args"]))
         defaults = {f.name: saved["args"][f.name] for f in fields(Args) if f.init and f.name in saved["args"]}
     else:
-        defaults = {"num_envs": Args.num_envs, **tuned.get(given.env_id, {}), **cpu_row, "env_id": given.env_id}
-        blocks = getattr(given, "num_agents", 1) * distributed.WORLD_SIZE
-        defaults["num_envs"] -= defaults["num_envs"] % max(1, min(blocks, defaults["num_envs"]))  # equal blocks
+        defaults = {**tuned_row, **cpu_row, "env_id": given.env_id}
     args = tyro.cli(Args, args=argv, default=Args(**defaults))
     args.device, uncaught.env_id = device, args.env_id
     check_common_args(args)
@@ -68,7 +70,7 @@ def parse_flags(Args, tuned, check_args, argv):
         except OSError as error:
             refuse("--resume", args.resume, error)
     elif cpu_row:
-        uncaught.say(describe_cpu_defaults(args, cpu_row, tuned[args.env_id]))
+        uncaught.say(describe_cpu_defaults(args, cpu_row, tuned_row))
     return args, saved
 
 
@@ -227,13 +229,13 @@ def check_resumable(args, saved):
 def describe_cpu_defaults(args, cpu_row, tuned_row):
     """What stands in for the papers' settings on a CPU, and the flags that bring these back."""
     changed = {k: tuned_row[k] for k in cpu_row if k in tuned_row and getattr(args, k) != tuned_row[k]}
-    network = "-".join(map(str, args.hidden_sizes))
-    flags = []
+    flags, network = [], "-".join(map(str, args.hidden_sizes))
     for name, value in changed.items():
         words = " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
         switch = flag(name if value else f"no_{name}")
         flags.append(switch if isinstance(value, bool) else f"{flag(name)} {words}")
-    as_timed = all(getattr(args, name) == value for name, value in cpu_row.items() if name != "num_envs")
+    timed = {"update_epochs": tuned_row["update_epochs"], "separate_critic": False, **cpu_row}
+    as_timed = all(getattr(args, name) == value for name, value in timed.items())
     return (
         f"no GPU: {args.num_envs:,} environments, {'LSTM and ' if args.lstm else ''}MLP {network}, "
         f"{args.total_timesteps:,} steps{', about two hours on two idle cores' if as_timed else ''}"

@@ -348,7 +348,7 @@ EXPERIMENTS = {
         seeds=range(1, 6),
         flags="--num-envs 1024 --num-steps 16 --update-epochs 4 --num-minibatches 4 --hidden-sizes 256 128 64",
         tags=(RETURN, REWARD),
-        finals=(STD,),
+        finals=(STD, "charts/reward_*"),
         variants=(
             Variant("PPO", "ppo.py"),
             Variant("PPO, clipped values", "ppo.py", "--clip-vloss"),

@@ -31,7 +31,10 @@ import torch  # noqa: E402
 NUM_ENVS, NUM_STEPS, REPETITIONS = 10, 100, 1000
 POPULATION = "--num-agents 4"
 SCRIPTS = {ppo: "", sapg: POPULATION, cpo: POPULATION, epo: POPULATION}
-NETWORKS = {"MLP 256-128-64": "--no-lstm --hidden-sizes 256 128 64", "the papers' LSTM": "--lstm"}
+NETWORKS = {
+    "MLP 256-128-64": "--no-lstm --hidden-sizes 256 128 64",
+    "the papers' LSTM": "--lstm --hidden-sizes 768 512 256",
+}
 
 
 def train(script, env_id, flags):

@@ -31,6 +31,7 @@ sys.path.insert(0, str(ROOT))
 import envs  # noqa: E402
 
 SMALL = ["--no-lstm", "--hidden-sizes", "256", "128", "64"]
+PAPERS = ["--lstm", "--hidden-sizes", "768", "512", "256", "--num-minibatches", "4"]
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
@@ -115,7 +116,8 @@ def main():
         print(f"| (b) whole environment, {whole / engine:.0%} of (a) | {n} | {whole:,.0f} | | | |", flush=True)
         gc.collect()  # the environment's memory is not training's
         torch.cuda.empty_cache()  # does nothing on a CPU
-        runs = [("(c) ppo.py, MLP 256-128-64", "ppo.py", n, SMALL), ("(d) ppo.py, the papers' LSTM", "ppo.py", n, [])]
+        runs = [("(c) ppo.py, MLP 256-128-64", "ppo.py", n, SMALL)]
+        runs.append(("(d) ppo.py, the papers' LSTM", "ppo.py", n, PAPERS))
         for agents in args.num_agents:
             k = n // 384 * 384  # 6, 64 and 128 divide 384
             runs.append((f"(e) epo.py, {agents} agents, MLP", "epo.py", k, [*SMALL, "--num-agents", str(agents)]))
