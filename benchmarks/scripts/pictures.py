@@ -2,7 +2,8 @@
 
     python -m benchmarks.scripts.pictures [env ids]
 
-No policy is needed: each task is brought into a pose that shows what it is about, by scripted actions or by hand.
+Ant and Anymal follow their policies of policies/. The other tasks are brought into a pose that shows what they are
+about, by scripted actions or by hand.
 """
 
 import math
@@ -14,13 +15,14 @@ import torch
 from PIL import Image
 
 import envs
+import evaluate
 from envs.models import allegro_kuka_scene as kuka
 from envs.models import franka, humanoid
 from envs.tasks.moat import PLATEAU_STARTS
 
 SIZE = (480, 360)
 STRIP = (
-    "AllegroKukaReorientation", "AllegroKukaThrow", "ShadowHand", "AllegroHand", "Anymal", "FrankaCubeStack",
+    "AllegroKukaReorientation", "AllegroKukaThrow", "ShadowHand", "Anymal", "Ant", "FrankaCubeStack",
 )  # fmt: skip
 # The arm and the 5 cm cube at the end of the scripted lift of tests/envs/test_allegro_kuka_grasp.py.
 # fmt: off
@@ -108,24 +110,14 @@ def shadow_hand(env_id):
     return in_hand(env_id, {"WR": 0.0, "FJ3": 0.0, "FJ2": -0.45, "FJ1": -0.5, "THJ4": 0.6, "TH": 0.0}, 40)
 
 
-def anymal(env_id):
-    """Diagonal legs step in turn."""
+def trained(env_id):
+    """After three seconds of the policy in policies/."""
+    saved, script = evaluate.load(f"policies/{env_id}")
     env = envs.make(env_id, 1, "cpu", 1, "mujoco")
-    env.reset()
-    action = torch.zeros(1, 12)
-    for step in range(95):
-        swing = max(0.0, math.sin(2.0 * math.pi * step / 50.0)) if step > 50 else 0.0
-        for leg, sign in ((0, 1.0), (3, -1.0)):
-            action[0, 3 * leg + 1 : 3 * leg + 3] = swing * sign * torch.tensor([0.9, -1.4])
-        env.step(action.clamp(-1.0, 1.0))
-    return env
-
-
-def ant(env_id):
-    env = envs.make(env_id, 1, "cpu", 1, "mujoco")
-    env.reset()
-    joints = env.joint_default + torch.tensor([0.35, 0.15, -0.35, -0.35, 0.35, -0.15, -0.35, 0.35])
-    set_state(env, torch.cat([torch.tensor([0.0, 0.0, 0.50, 0.985, 0.03, -0.06, 0.15]), joints]))
+    player = evaluate.Player(evaluate.make_agent(saved, script, env, "cpu"), torch.tensor([0]), deterministic=True)
+    obs = env.reset()
+    for _ in range(3 * env.frame_rate):
+        obs = env.step(player.act(obs))[0]
     return env
 
 
@@ -292,9 +284,9 @@ POSES = {
     "AllegroKukaTwoArmsReorientationBarrier": barrier,
     "AllegroHand": allegro_hand,
     "ShadowHand": shadow_hand,
-    "Anymal": anymal,
+    "Anymal": trained,
     "Humanoid": running_humanoid,
-    "Ant": ant,
+    "Ant": trained,
     "FrankaCubePush": push,
     "FrankaCubeStack": stack,
     "Cartpole": cartpole,
