@@ -232,8 +232,7 @@ def describe_cpu_defaults(args, cpu_row, tuned_row):
     flags, network = [], "-".join(map(str, args.hidden_sizes))
     for name, value in changed.items():
         words = " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
-        switch = flag(name if value else f"no_{name}")
-        flags.append(switch if isinstance(value, bool) else f"{flag(name)} {words}")
+        flags.append(flag(name if value else f"no_{name}") if isinstance(value, bool) else f"{flag(name)} {words}")
     timed = {"update_epochs": tuned_row["update_epochs"], "separate_critic": False, **cpu_row}
     as_timed = all(getattr(args, name) == value for name, value in timed.items())
     return (

@@ -115,10 +115,8 @@ EPO = merge(SAPG, {
 SMALL = dict(num_envs=1_024, num_steps=16, num_minibatches=16, lstm=False, hidden_sizes=(256, 128, 64))
 CPU = {
     "AllegroHand": dict(SMALL, total_timesteps=80_000_000),
-    **{
-        task: dict(SMALL, total_timesteps=60_000_000 if "TwoArms" in task else 80_000_000)
-        for task in PPO if task.startswith("AllegroKuka")
-    },
+    **{task: dict(SMALL, total_timesteps=80_000_000) for task in PPO if task.startswith("AllegroKuka")},
+    **{task: dict(SMALL, total_timesteps=60_000_000) for task in PPO if "TwoArms" in task},
     "Ant": dict(num_envs=1_024, num_minibatches=16, total_timesteps=100_000_000),
     "Anymal": dict(SMALL, total_timesteps=60_000_000),
     "FrankaCubePush": dict(SMALL, total_timesteps=100_000_000),
