@@ -105,7 +105,7 @@ class Args:
     off_policy_coef: float = 1.0
     """weight of an off-policy row relative to an on-policy one; times off_policy_ratio it is lambda (SAPG Eq. 4)"""
     off_policy_mu: bool = False
-    """centre the off-policy clip window on mu (SAPG Eq. 3); off: on 1, as released, which measured better"""
+    """centre the off-policy clip window on mu (SAPG Eq. 3); off: on 1, as released"""
     aggregation: Literal["leader-follower", "one-follower", "symmetric"] = "one-follower"
     """who learns from whom: the leader from all followers (SAPG 4.3) or from one, drawn every iteration (CPO Eq. 2;
     SAPG as released), or every agent from all others (SAPG 4.2)"""

@@ -147,7 +147,7 @@ def main(argv=None):
         tables.append(values)
     baseline = args.versus or next(iter(tables[0]))
     if not all(baseline in values for values in tables):
-        parser.error(f"--versus {baseline}: must be one of {', '.join(tables[0])}")
+        parser.error(f"--versus {baseline}: must be a variant of every experiment")
     print("", *improvement_table(tables, baseline), sep="\n")
 
 
