@@ -92,6 +92,19 @@ def moat_population(name, script, num_agents, env_id, num_minibatches):
     return Variant(f"{name}, {num_minibatches} minibatches", script, flags, env_id=env_id)
 
 
+def on_moat(variants):
+    return Experiment(
+        env_id="Moat",
+        total_timesteps=6_000_000,
+        seeds=range(1, 11),
+        flags=f"--num-envs 3072 {MOAT}",
+        tags=(OBJECTIVE,),
+        finals=(RETURN, STD, "evolution/fired"),
+        threshold=12,
+        variants=variants,
+    )
+
+
 # rl_games' settings for EnvPool's MuJoCo tasks (docs/ENVPOOL.md and configs/mujoco there)
 RL_GAMES = (
     "--num-envs 64 --kl-threshold 0.008 --clip-coef 0.2 --vf-coef 2 --bounds-coef 0 --reward-scale 0.1"
@@ -245,30 +258,16 @@ EXPERIMENTS = {
         ),
     ),
     # Does a population help, and does it still with small minibatches, of 12,288, 3,072 or 768 rows?
-    "moat": Experiment(
-        env_id="Moat",
-        total_timesteps=6_000_000,
-        seeds=range(1, 11),
-        flags=f"--num-envs 3072 {MOAT}",
-        tags=(OBJECTIVE,),
-        finals=(RETURN, STD, "evolution/fired"),
-        threshold=12,
-        variants=(
+    "moat": on_moat(
+        (
             *(Variant(f"PPO, {k} minibatches", "ppo.py", f"--num-minibatches {k}") for k in (4, 16, 64)),
             *(moat_population(*population, k) for k in (4, 16, 64) for population in MOAT_POPULATIONS),
         ),
     ),
     # Whose data should be used, and does the entropy bonus matter (SAPG 6.3)? Do more agents help (EPO 5.3)? The
     # papers' critic target (SAPG Eq. 5)?
-    "moat_ablations": Experiment(
-        env_id="Moat",
-        total_timesteps=6_000_000,
-        seeds=range(1, 11),
-        flags=f"--num-envs 3072 {MOAT}",
-        tags=(OBJECTIVE,),
-        finals=(RETURN, STD, "evolution/fired"),
-        threshold=12,
-        variants=tuple(
+    "moat_ablations": on_moat(
+        tuple(
             # minibatches of about 3,584 rows, as SAPG-6 has with 16, where nothing else is said
             Variant(f"{name}-{agents}, {what}", f"{name.lower()}.py",
                     f"--num-agents {agents} --max-ent-coef {entropy} --num-minibatches {k} {flags}".strip(), seeds)
@@ -328,15 +327,8 @@ EXPERIMENTS = {
         threshold=12,
         variants=(Variant("EPO-64", "epo.py"),),
     ),
-    "moat_critic": Experiment(
-        env_id="Moat",
-        total_timesteps=6_000_000,
-        seeds=range(1, 11),
-        flags=f"--num-envs 3072 {MOAT}",
-        tags=(OBJECTIVE,),
-        finals=(RETURN, STD),
-        threshold=12,
-        variants=tuple(
+    "moat_critic": on_moat(
+        tuple(
             Variant(f"PPO, {k} minibatches, {critic}", "ppo.py", f"--num-minibatches {k} {flag}")
             for k in (4, 16)
             for critic, flag in (("separate critic", "--separate-critic"), ("clipped values", "--clip-vloss"))

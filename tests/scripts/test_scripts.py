@@ -242,7 +242,12 @@ def test_defaults_without_a_gpu(capsys):
     assert (args.learning_rate, args.clip_coef, args.bounds_coef, args.num_agents) == (1e-4, 0.1, 1e-5, 64)
     (line,) = capsys.readouterr().out.splitlines()
     shown = "1,024 environments, MLP 256-128-64, 80,000,000 steps, about two hours on two idle cores"
-    assert line.split("; as tuned for a GPU: ")[0] == f"no GPU: {shown}"
+    start, back = line.split("; as tuned for a GPU: ")
+    assert start == f"no GPU: {shown}"
+    restored = parse(epo, f"--no-cuda --env-id AllegroKukaRegrasping --num-agents 64 {back}")
+    for name, value in hyperparameters.EPO["AllegroKukaRegrasping"].items():
+        assert getattr(restored, name) == value, name
+    assert "as tuned" not in capsys.readouterr().out and "--lstm" in back.split()
 
 
 @every_script
