@@ -302,7 +302,7 @@ def main(argv=None):
             "actions": actions,
             "logprobs": logprobs,
             "means": means,
-            "logstds": agent.actor_logstd.detach().expand(1, N, -1),
+            "logstds": agent.actor_logstd.detach().repeat(1, N, 1),  # a copy: the update changes it
             "values": values[:-1],
             "advantages": advantages,
             "returns": returns,

@@ -107,13 +107,15 @@ def train(tmp_path, monkeypatch):
                          awac: the same four of the rows that cpo's followers imitate, or None; rollout_buffers: those
                          that acted in this iteration
     sampled[iteration]   (columns, learners) of the off-policy data
+    kls[i]               the divergence that the i-th adaptation of the learning rate was given
     generations[i]       iteration, fitness, lineage, latents, parameter of the i-th genetic algorithm step
     discriminators[i]    cpo's in iteration i, before its step
     """
     monkeypatch.chdir(tmp_path)
 
     def train(script, flags):
-        run = SimpleNamespace(steps=[], minibatches=[], sampled=[], generations=[], discriminators=[], optimizer=None)
+        run = SimpleNamespace(steps=[], minibatches=[], sampled=[], kls=[], generations=[], discriminators=[])
+        run.optimizer = None
         with monkeypatch.context() as patch:
             record(script, run, patch)
             script.main(flags.split())
@@ -125,7 +127,7 @@ def train(tmp_path, monkeypatch):
 def record(script, run, patch):
     """Put recorders around what main() calls by name."""
     make, agent_class = envs.make, script.Agent
-    clip, adam = torch.nn.utils.clip_grad_norm_, torch.optim.Adam
+    clip, adam, adapt = torch.nn.utils.clip_grad_norm_, torch.optim.Adam, script.adapt_learning_rate
     current = SimpleNamespace(obs=None, acted=None, learned=[])
 
     def recorded_make(*args, **kwargs):
@@ -188,10 +190,15 @@ def record(script, run, patch):
         ))  # fmt: skip
         return clip(parameters, *args)
 
+    def recorded_adapt(lr, kl, threshold):
+        run.kls.append(kl)
+        return adapt(lr, kl, threshold)
+
     patch.setattr(envs, "make", recorded_make)
     patch.setattr(script, "Agent", recorded_agent)
     patch.setattr(torch.optim, "Adam", recorded_adam)
     patch.setattr(torch.nn.utils, "clip_grad_norm_", recorded_clip)
+    patch.setattr(script, "adapt_learning_rate", recorded_adapt)
 
     if hasattr(script, "sample_offpolicy_columns"):
         sample = script.sample_offpolicy_columns

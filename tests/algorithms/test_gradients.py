@@ -135,7 +135,7 @@ def test_learning_rate_follows_the_kl(train, script, num_minibatches):
     """
     flags = f"--total-timesteps 480 --learning-rate 0.005 --kl-threshold 0.003 --num-minibatches {num_minibatches}"
     run = play(train, script, flags)
-    lr, met = run.args.learning_rate, set()
+    lr, met, given = run.args.learning_rate, set(), iter(run.kls)
     for window in learning_data(run):
         for epoch in range(run.args.update_epochs):
             kls = []
@@ -152,6 +152,7 @@ def test_learning_rate_follows_the_kl(train, script, num_minibatches):
             if epoch == 0 and num_minibatches == 1:
                 continue
             kl = sum(kls) / len(kls)
+            assert next(given) == pytest.approx(kl, rel=1e-3)
             factor = 1 / 1.5 if kl > 0.006 else 1.5 if kl < 0.0015 else 1.0
             lr, met = min(lr * factor, 1e-2), met | {factor}
     assert len(met) > 1 if num_minibatches == 1 else met == {1 / 1.5, 1.0, 1.5}
