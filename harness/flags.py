@@ -233,8 +233,8 @@ def describe_cpu_defaults(args, cpu_row, tuned_row):
     for name, value in changed.items():
         words = " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
         flags.append(flag(name if value else f"no_{name}") if isinstance(value, bool) else f"{flag(name)} {words}")
-    timed = {"update_epochs": tuned_row["update_epochs"], "separate_critic": False, **cpu_row}
-    as_timed = all(getattr(args, name) == value for name, value in timed.items())
+    timed = dict(update_epochs=tuned_row["update_epochs"], separate_critic=False, adversarial_coef=0.0, **cpu_row)
+    as_timed = all(getattr(args, name, value) == value for name, value in timed.items())
     return (
         f"no GPU: {args.num_envs:,} environments, {'LSTM and ' if args.lstm else ''}MLP {network}, "
         f"{args.total_timesteps:,} steps{', about two hours on two idle cores' if as_timed else ''}"

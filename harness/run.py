@@ -190,8 +190,8 @@ class Run:
         except OSError as error:
             self.note("log", error)
         result = f"reward per step {numbers['charts/reward_per_step']:.4f}"
-        if math.isfinite(numbers["charts/leader_return"]):
-            objective = numbers["charts/leader_objective"]
+        objective = numbers["charts/leader_objective"]
+        if math.isfinite(numbers["charts/leader_return"] + objective):
             result = f"return {numbers['charts/leader_return']:9.2f} | objective {objective:7.2f}"
         left = min(seconds / iteration * (self.args.num_iterations - iteration), 1e10)  # 317 years
         try:

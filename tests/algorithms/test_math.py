@@ -303,7 +303,7 @@ def test_populations_have_the_papers_hyperparameters(script):
     assert args.num_agents == (64 if script is epo else 6)
     assert (args.latent_dim, args.max_ent_coef) == (32, 0.0)
     assert (args.off_policy_ratio, args.off_policy_coef) == (1.0, 1.0)
-    assert not args.off_policy_mu  # unlike the papers: it measured worse
+    assert not args.off_policy_mu  # as released, unlike the papers' text
     assert args.aggregation == ("one-follower" if script is cpo else "leader-follower")
 
 

@@ -1,5 +1,6 @@
 """The scripts as people run them: what they print, what they write, what they refuse; and that PPO learns."""
 
+import math
 import os
 import pathlib
 import re
@@ -8,6 +9,7 @@ import sys
 from dataclasses import fields
 
 import pytest
+import torch
 import torch.distributed.run as torchrun
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -19,7 +21,7 @@ import ppo
 import sapg
 from harness import distributed, hyperparameters
 from harness.flags import parse_flags
-from tests.conftest import TINY as DRIFT_TINY, documents, parse, tuned
+from tests.conftest import TINY as DRIFT_TINY, Drift, documents, parse, tuned
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SCRIPTS = [ppo, sapg, cpo, epo]
@@ -114,6 +116,13 @@ def test_runs_with_an_lstm(script, env_id, capsys):
     script.main(f"--no-cuda {TINY[env_id]} {POPULATION[script]} {NETWORKS['lstm']}".split())
     *_, first, line, second_line = capsys.readouterr().out.splitlines()
     assert first.startswith(f"{env_id}: engine") and PROGRESS.fullmatch(line) and PROGRESS.fullmatch(second_line)
+
+
+def test_an_objective_that_is_not_a_number_is_not_shown(capsys, monkeypatch):
+    monkeypatch.setattr(Drift, "objective", lambda self: torch.full((self.num_envs,), math.nan))
+    ppo.main(f"{DRIFT_TINY} --total-timesteps 512".split())
+    _, *lines = capsys.readouterr().out.splitlines()
+    assert len(lines) > 1 and all("reward per step" in line for line in lines)
 
 
 @every_script
@@ -275,6 +284,12 @@ def test_any_flag_given_wins_over_the_defaults_without_a_gpu(flags, name, value,
     assert {key for key in args if args[key] != plain[key]} <= {name, "num_iterations"}
     out = capsys.readouterr().out
     assert ("two hours" in out) == (name == "learning_rate")  # else it is another job
+
+
+def test_two_hours_are_promised_without_a_discriminator_only(capsys):
+    for flags, promised in (("", False), ("--adversarial-coef 0", True)):
+        parse(cpo, f"--no-cuda --env-id AllegroHand {flags}")
+        assert ("two hours" in capsys.readouterr().out) == promised
 
 
 @every_script
