@@ -107,6 +107,7 @@ def train(tmp_path, monkeypatch):
                          awac: the same four of the rows that cpo's followers imitate, or None; rollout_buffers: those
                          that acted in this iteration
     sampled[iteration]   (columns, learners) of the off-policy data
+    logged[iteration]    name -> number, as the script logs it
     kls[i]               the divergence that the i-th adaptation of the learning rate was given
     generations[i]       iteration, fitness, lineage, latents, parameter of the i-th genetic algorithm step
     discriminators[i]    cpo's in iteration i, before its step
@@ -114,8 +115,8 @@ def train(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
     def train(script, flags):
-        run = SimpleNamespace(steps=[], minibatches=[], sampled=[], kls=[], generations=[], discriminators=[])
-        run.optimizer = None
+        lists = "steps", "minibatches", "sampled", "logged", "kls", "generations", "discriminators"
+        run = SimpleNamespace(optimizer=None, **{name: [] for name in lists})
         with monkeypatch.context() as patch:
             record(script, run, patch)
             script.main(flags.split())
@@ -128,6 +129,7 @@ def record(script, run, patch):
     """Put recorders around what main() calls by name."""
     make, agent_class = envs.make, script.Agent
     clip, adam, adapt = torch.nn.utils.clip_grad_norm_, torch.optim.Adam, script.adapt_learning_rate
+    log = harness.Run.log
     current = SimpleNamespace(obs=None, acted=None, learned=[])
 
     def recorded_make(*args, **kwargs):
@@ -194,7 +196,13 @@ def record(script, run, patch):
         run.kls.append(kl)
         return adapt(lr, kl, threshold)
 
+    def recorded_log(self, iteration, global_step, values):
+        numbers = {key: torch.as_tensor(value) for key, value in values.items() if not isinstance(value, str)}
+        run.logged.append({key: value.double().mean().item() for key, value in numbers.items() if value.dim() < 2})
+        log(self, iteration, global_step, values)
+
     patch.setattr(envs, "make", recorded_make)
+    patch.setattr(harness.Run, "log", recorded_log)
     patch.setattr(script, "Agent", recorded_agent)
     patch.setattr(torch.optim, "Adam", recorded_adam)
     patch.setattr(torch.nn.utils, "clip_grad_norm_", recorded_clip)
