@@ -69,7 +69,7 @@ class Args:
     clip_coef: float = 0.2
     """clip range of the policy ratio, with --clip-vloss of the value too (rl_games: e_clip)"""
     clip_vloss: bool = False
-    """also clip the change of the value (released code: yes; ours: no, it learns a little later)"""
+    """also clip the change of the value (released code: yes; ours: no, as in the papers)"""
     vf_coef: float = 4.0
     """weight of half the squared value error, in normalised units (rl_games: critic_coef)"""
     ent_coef: float = 0.0
