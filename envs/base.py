@@ -96,16 +96,17 @@ class VectorEnv:
         """
         self.episode_step += 1
         self.episode_length += 1
-        reward, terminated, truncated = self.advance(action.clamp(-1.0, 1.0))
+        # copies: a task may return its own tensors and change them in reset_where
+        reward, terminated, truncated = (each.clone() for each in self.advance(action.clamp(-1.0, 1.0)))
         truncated = (truncated | (self.episode_step >= self.max_episode_steps)) & ~terminated
         done = terminated | truncated
         self.episode_return += reward
-        final_obs = self.observe()
+        final_obs = self.observe().clone()
         episode = {
             "done": done & ~self.shortened,
             "return": self.episode_return.clone(),
             "length": self.episode_length.float(),
-            "objective": self.objective(),
+            "objective": self.objective().clone(),
         }
         self._begin_episodes(done)
         info = {"final_obs": final_obs, "episode": episode, "metrics": self.metrics()}
@@ -179,7 +180,7 @@ class VectorEnv:
 
     def objective(self):
         """What the papers plot for the task, (N,) float32; read when an episode ends. Default: the raw return."""
-        return self.episode_return.clone()
+        return self.episode_return
 
     def metrics(self):
         """The task's own scalars for the log."""

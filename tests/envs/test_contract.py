@@ -10,7 +10,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import envs
-from tests.conftest import DRIFT
+from tests.conftest import DRIFT, Drift
 from envs.base import VectorEnv
 from envs.tasks.moat import moat_value
 
@@ -252,6 +252,44 @@ def test_final_obs_is_what_would_be_observed_without_the_reset(env_id):
     assert truncated[0] or terminated[0]
     assert torch.equal(step[4]["final_obs"], obs) and not torch.equal(step[0][0], obs[0])
     assert all(torch.equal(a, b) for a, b in zip(step[1:4], (reward, terminated, truncated)))
+
+
+class InPlaceDrift(Drift):
+    """Returns its own tensors, and changes them in place at a reset."""
+
+    def __init__(self, num_envs, device, seed):
+        super().__init__(num_envs, device, seed)
+        self.seen, self.score, self.reward = torch.zeros(num_envs, 3), torch.zeros(num_envs), torch.zeros(num_envs)
+        self.failed, self.late = torch.zeros(2, num_envs, dtype=torch.bool)
+
+    def reset_where(self, mask):
+        self.position[mask] = self.uniform(-0.5, 0.5, 2)[mask]
+        for tensor in (self.seen, self.score, self.reward, self.failed):
+            tensor[mask] = 0
+
+    def advance(self, action):
+        reward, failed, _ = super().advance(action)
+        self.reward[:], self.failed[:] = reward, failed
+        return self.reward, self.failed, self.late
+
+    def observe(self):
+        self.seen[:] = super().observe()
+        return self.seen
+
+    def objective(self):
+        self.score[:] = super().objective()
+        return self.score
+
+
+def test_a_task_may_return_its_own_tensors():
+    env, other = Drift(16, "cpu", 1), InPlaceDrift(16, "cpu", 1)
+    assert torch.equal(env.reset(), other.reset())
+    ended = 0
+    for action in actions(env, 30):
+        step, other_step = env.step(action), other.step(action)
+        assert_same(step, other_step)
+        ended += step[4]["episode"]["done"].sum()
+    assert ended > 16
 
 
 @every_env
