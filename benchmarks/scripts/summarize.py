@@ -43,7 +43,8 @@ def resample(scores, generator):
 
 def interval(statistics):
     """The CONFIDENCE percentile interval of a bootstrapped statistic (RESAMPLES,): low, high."""
-    return tuple(np.quantile(statistics, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2]))
+    quantiles = [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2]
+    return tuple(np.quantile(statistics, quantiles, method="nearest"))  # finite where some are inf: "first_above"
 
 
 def interquartile_mean_interval(tasks, seed=0):
@@ -110,13 +111,18 @@ def scores_table(values, threshold=None):
     return lines
 
 
-def improvement_table(experiments, baseline):
-    """Markdown lines; experiments: a list of variant -> {seed: value}, one per task, all of which have the baseline."""
+def improvement_table(experiments, baseline, sign=1):
+    """Markdown lines; experiments: a list of variant -> {seed: value}, one per task, all of which have the baseline.
+
+    sign: -1 where a smaller value is better.
+    """
     lines = [f"| | probability of improvement over {baseline} ({CONFIDENCE:.0%} interval) |", "|-|-|"]
     for variant in experiments[0]:
         if variant == baseline or not all(variant in values for values in experiments):
             continue
-        pairs = [tuple(list(values[name].values()) for name in (variant, baseline)) for values in experiments]
+        pairs = [
+            tuple(sign * np.array(list(values[name].values())) for name in (variant, baseline)) for values in experiments
+        ]
         lines.append("| {} | {:.2f} ({:.2f} to {:.2f}) |".format(variant, *improvement_interval(pairs)))
     return lines
 
@@ -148,7 +154,8 @@ def main(argv=None):
     baseline = args.versus or next(iter(tables[0]))
     if not all(baseline in values for values in tables):
         parser.error(f"--versus {baseline}: must be a variant of every experiment")
-    print("", *improvement_table(tables, baseline), sep="\n")
+    sign = -1 if args.value == "first_above" else 1
+    print("", *improvement_table(tables, baseline, sign), sep="\n")
 
 
 if __name__ == "__main__":

@@ -69,8 +69,9 @@ class Adapter(VectorEnv):
         return {name: getattr(self, name).clone() for name in self.curriculum}
 
     def load_state_dict(self, state):
-        """Restore the curriculum and begin all episodes anew."""
+        """Restore the curriculum and begin all episodes anew, unless they just have: scripts hold that observation."""
         for name in self.curriculum:
             getattr(self, name).copy_(state[name])
-        self.reset()
+        if self.episode_length.any():
+            self.reset()
         print(f"{self.engine_name} cannot restore its environments: all episodes begin anew", file=sys.stderr)

@@ -281,6 +281,18 @@ def test_training_resuming_and_evaluating(env_id, tmp_path, monkeypatch, capsys)
     assert "| agent, 0 | mean |" in capsys.readouterr().out
 
 
+@every_adapter
+def test_a_resumed_run_acts_on_the_episodes_that_it_began(env_id, capsys):
+    env = envs.make(env_id, 3)
+    obs, state = env.reset(), env.state_dict()
+    env.load_state_dict(state)
+    assert torch.equal(env.observe(), obs)
+    env.step(torch.zeros(3, env.num_actions))
+    env.load_state_dict(state)
+    assert not env.episode_length.any()
+    assert capsys.readouterr().err.count("all episodes begin anew") == 2
+
+
 ENVPOOL = [task for task in hyperparameters.PPO if task.startswith("envpool:")]
 
 

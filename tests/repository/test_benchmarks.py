@@ -37,6 +37,29 @@ def test_probability_of_improvement():
     assert summarize.improvement_interval([([1, 1], [0, 0]), ([0, 0], [1, 1])]) == (0.5, 0.5, 0.5)
 
 
+def test_the_interval_of_an_improvement_is_of_both_variants_seeds():
+    # two resampled seeds of the other variant are both below 1 or both above it with probabilities of 1/4 each
+    assert summarize.improvement_interval([([1, 1], [0, 2])]) == (0.5, 0.0, 1.0)
+    assert summarize.improvement_interval([([0, 2], [1, 1])]) == (0.5, 0.0, 1.0)
+
+
+def test_an_interval_holds_95_percent():
+    assert summarize.interval(np.arange(1001)) == (25, 975)
+    assert summarize.interval([1.0] * 40 + [np.inf] * 60) == (1.0, np.inf)
+
+
+def test_the_table_of_improvements_is_of_the_variants_over_the_baseline():
+    task = {"base": {1: 0.0, 2: 0.0}, "good": {1: 1.0, 2: 2.0}, "bad": {1: -1.0}}
+    other = {"base": {1: 5.0}, "good": {1: 3.0}, "bad": {1: 4.0}}
+    found = [summarize.improvement_table(tasks, "base", sign)[2:] for tasks, sign in (
+        ([task], 1), ([task], -1), ([task, other], 1),
+    )]  # fmt: skip
+    line = "| {0} | {1} ({1} to {1}) |".format
+    assert found[0] == [line("good", "1.00"), line("bad", "0.00")]
+    assert found[1] == [line("good", "0.00"), line("bad", "1.00")]
+    assert found[2] == [line("good", "0.50"), line("bad", "0.00")]
+
+
 def test_share_at_least_counts_equal_scores():
     assert summarize.share_at_least([11.9, 12.0, 15.0, 0.0], 12) == 0.5
 
