@@ -52,7 +52,7 @@ def interrupted(pool, actions):
 
 
 def measure(env_id, num_envs, num_steps, repetitions):
-    """Medians: steps per second of adapter, bare and interrupted; shares of bare's that adapter and interrupted have."""
+    """Medians: steps per second of adapter, bare and interrupted; shares of bare's for adapter and interrupted."""
     env, twin = envs.make(env_id, num_envs), envs.make(env_id, num_envs)
     env.reset()
     twin.pool.reset()

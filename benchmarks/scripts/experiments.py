@@ -89,7 +89,7 @@ def cpu_rows(env_id, share=1.0):
 
 def moat_population(name, script, num_agents, env_id, num_minibatches):
     flags = f"--num-agents {num_agents} --max-ent-coef 0.025 --num-minibatches {num_minibatches}"
-    seeds = range(1, 21) if num_minibatches == 64 and name in ("SAPG-48", "EPO-48") else None
+    seeds = range(1, 21) if (name, num_minibatches) == ("SAPG-48", 64) else None
     return Variant(f"{name}, {num_minibatches} minibatches", script, flags, seeds, env_id)
 
 
@@ -259,7 +259,7 @@ EXPERIMENTS = {
         ),
     ),
     # Does a population help, and does it still with small minibatches, of 12,288, 3,072 or 768 rows? Twenty seeds of
-    # the best three, which end near 7.5 or near 15: ten leave the medians to chance
+    # two that end near 7.5 or near 15: ten leave their medians to chance
     "moat": on_moat(
         (
             *(Variant(f"PPO, {k} minibatches", "ppo.py", f"--num-minibatches {k}") for k in (4, 16)),

@@ -121,7 +121,8 @@ def improvement_table(experiments, baseline, sign=1):
         if variant == baseline or not all(variant in values for values in experiments):
             continue
         pairs = [
-            tuple(sign * np.array(list(values[name].values())) for name in (variant, baseline)) for values in experiments
+            tuple(sign * np.array(list(values[name].values())) for name in (variant, baseline))
+            for values in experiments
         ]
         lines.append("| {} | {:.2f} ({:.2f} to {:.2f}) |".format(variant, *improvement_interval(pairs)))
     return lines

@@ -1,0 +1,359 @@
+"""The numbers of the log, recomputed from what a recorded run did, as docs/algorithms.md defines them.
+
+Small runs in double precision; rows: reference_loss.py. Elsewhere: the instruments on cases known by hand
+(test_diagnostics.py), explained variance (test_learner.py), which keys there are (tests/scripts/test_scripts.py).
+"""
+
+import math
+import statistics
+
+import numpy as np
+import pytest
+import torch
+
+import cpo
+import epo
+import ppo
+import sapg
+from tests.algorithms.reference_loss import evaluate, learning_data, minibatch_rows, network, owner, play, windows
+from tests.algorithms.test_equations import LEADER, clip, clipped_surrogate, critic_error, entropy, mean
+from tests.conftest import TINY_POPULATION
+
+pytestmark = pytest.mark.usefixtures("float64")
+
+every_script = pytest.mark.parametrize("script", [ppo, sapg, cpo, epo], ids=lambda script: script.__name__)
+every_population = pytest.mark.parametrize("script", [sapg, cpo, epo], ids=lambda script: script.__name__)
+
+
+def approx(number):
+    return pytest.approx(number, rel=1e-6, abs=1e-9, nan_ok=True)
+
+
+def assert_logged(log, expected):
+    """The log of an iteration has these numbers, name -> number."""
+    assert {key: log[key] for key in expected} == {key: approx(float(number)) for key, number in expected.items()}
+
+
+def gaussian_kl(mean_i, logstd_i, mean_j, logstd_j):
+    """KL(i || j), summed over the last dimension."""
+    difference = (mean_i - mean_j) ** 2
+    return (logstd_j - logstd_i + ((2 * logstd_i).exp() + difference) / (2 * (2 * logstd_j).exp()) - 0.5).sum(-1)
+
+
+# ---------------------------------------------------------------- losses
+
+
+def clip_centre(row, args):
+    return row.mu if getattr(args, "off_policy_mu", False) else 1.0
+
+
+def policy_loss(row, args):
+    advantage = row.advantage
+    if row.kind == "on-policy" and row.learner != LEADER:
+        advantage = advantage - getattr(args, "reverse_kl_coef", 0.0) * (row.logprob - row.leader_logprob)
+    return -clipped_surrogate(row, args.clip_coef, clip_centre(row, args), advantage)
+
+
+def value_loss(row, args):
+    return 0.5 * critic_error(row, args.clip_coef if args.clip_vloss else math.inf)
+
+
+def bounds_loss(row, args):
+    return sum((x - clip(x, -1.1, 1.1)) ** 2 for x in row.mean)
+
+
+def clipped(row, args):
+    ratio, centre = (row.logprob - row.behaviour).exp(), clip_centre(row, args)
+    return not centre * (1 - args.clip_coef) <= ratio <= centre * (1 + args.clip_coef)
+
+
+def kl_to_old_policy(row):
+    return gaussian_kl(row.old_mean, row.old_logstd, row.mean, row.logstd)
+
+
+OF_A_ROW = {
+    "policy_loss": policy_loss,
+    "value_loss": value_loss,
+    "entropy": lambda row, _: entropy(row),
+    "bounds_loss": bounds_loss,
+    "clipfrac": clipped,
+}
+LOSS_FLAGS = {  # with 3 minibatches, which are not of one size
+    ppo: "--clip-vloss",
+    sapg: "--off-policy-mu --off-policy-ratio 1.75 --off-policy-coef 0.3",
+    cpo: "--reverse-kl-coef 0.2 --awac-coef 0.5 --adversarial-coef 0.3",
+    epo: "--lstm",
+}
+
+
+@every_script
+def test_losses_are_means_over_rows_and_gradient_steps(train, script):
+    """Before coefficients, on- and off-policy rows alike; the KL divergence is that of the last epoch."""
+    run = play(train, script, f"{LOSS_FLAGS[script]} --num-minibatches 3 --reward-scale 0.1")
+    args = run.args
+    for log, window in zip(run.logged, learning_data(run)):
+        steps = []
+        for minibatch in window.minibatches:
+            with torch.no_grad():
+                rows = minibatch_rows(network(run, minibatch), window, minibatch, args)
+            steps.append([row for row in rows if row.kind != "awac"])
+        expected = {
+            f"losses/{name}": mean(mean(of_a_row(row, args) for row in rows) for rows in steps)
+            for name, of_a_row in OF_A_ROW.items()
+        }
+        last_epoch = steps[-args.num_minibatches :]
+        expected["losses/approx_kl"] = mean(mean(kl_to_old_policy(row) for row in rows) for rows in last_epoch)
+        assert 0 < expected["losses/clipfrac"] < 1 and expected["losses/bounds_loss"] > 0
+        assert_logged(log, expected)
+
+
+@every_script
+def test_grad_norm_is_of_the_whole_gradient_before_its_limit(train, script):
+    run = play(train, script, "--max-grad-norm 0.01")
+    for log, window in zip(run.logged, windows(run)):
+        norms = [math.sqrt(sum(x.square().sum() for x in step.grads.values())) for step in window.minibatches]
+        assert min(norms) > 0.01
+        assert_logged(log, {"losses/grad_norm": mean(norms)})
+
+
+def test_awac_loss_is_in_units_of_the_populations_rows(train):
+    """Summed over the followers' rows to imitate, divided by the weight of the others; before --awac-coef."""
+    run = play(train, cpo, "--awac-coef 0.5 --off-policy-coef 0.3")
+    for log, window in zip(run.logged, learning_data(run)):
+        losses = []
+        for minibatch in window.minibatches:
+            with torch.no_grad():
+                rows = minibatch_rows(network(run, minibatch), window, minibatch, run.args)
+            imitated = [row for row in rows if row.kind == "awac"]
+            weights = [min(math.exp(row.advantage / run.args.awac_temperature), 100.0) for row in imitated]
+            total = sum(weight * row.logprob for weight, row in zip(weights, imitated))
+            losses.append(-total / sum({"on-policy": 1.0, "off-policy": 0.3, "awac": 0.0}[row.kind] for row in rows))
+        assert_logged(log, {"losses/awac_loss": mean(losses)})
+
+
+# ---------------------------------------------------------------- who acted?
+
+
+def test_discriminator_on_a_window_it_has_not_learned_from(train):
+    """Cross-entropy and accuracy of D(y | s, a) as it was before, y who acted, s as the network saw it."""
+    run = play(train, cpo, "--adversarial-coef 0.3 --total-timesteps 384")
+    for log, window in zip(run.logged, windows(run)):
+        log_likes, hits = [], []
+        obs = ((window.obs - window.agent.obs_rms.mean) / window.agent.obs_rms.std).clamp(-5.0, 5.0)
+        with torch.no_grad():
+            scores = window.discriminator.mlp(torch.cat([obs, window.action], -1))
+        for e, acted in window.pairs["on-policy"]:
+            for score in scores[:, e]:
+                log_likes.append((score[acted].exp() / score.exp().sum()).log())
+                hits.append(score.argmax() == acted)
+        assert_logged(log, {"losses/discriminator_loss": -mean(log_likes)})
+        assert_logged(log, {"population/discriminator_accuracy": mean(hits)})
+
+
+# ---------------------------------------------------------------- population, before the first gradient step
+
+
+DIAGNOSED = {sapg: "--off-policy-ratio 3", cpo: "--adversarial-coef 0.3", epo: "--lstm --ga-threshold 0"}
+
+
+@every_population
+def test_importance_ratios_before_the_first_gradient_step(train, script):
+    """w = pi_leader / pi_behaviour, as the network was that acted: its statistics do not include the rollout yet."""
+    run = play(train, script, f"{DIAGNOSED[script]} --diagnostics-interval 1")
+    n, eps = run.args.num_envs // run.args.num_agents, run.args.clip_coef
+    for log, window in zip(run.logged, learning_data(run)):
+        with torch.no_grad():
+            acted = evaluate(window.agent, window, window.pairs["on-policy"]).logprob
+            leader = evaluate(window.agent, window, [(e, LEADER) for e, _ in window.pairs["on-policy"]]).logprob
+        log_w = (leader - acted).clamp(-20.0, 20.0)
+        w = log_w.exp()
+        deviations = [(1 - block).abs().mean() for block in w[:, n:].split(n, 1)]  # of the followers
+        used = []
+        for (kind, _, _), rows in window.rows.items():
+            for row in rows if kind == "off-policy" else ():
+                used.append(row.mu < 1 + eps if row.advantage > 0 else row.mu > 1 - eps)
+        assert 0 < mean(used) < 1
+        assert_logged(log, {
+            "population/is_ratio_deviation": mean(deviations),
+            "population/is_ratio_deviation_max": max(deviations),
+            **{f"population/is_ratio_deviation_of_{k}": deviation for k, deviation in enumerate(deviations, 1)},
+            "population/is_log_ratio_median": log_w[:, n:].abs().median(),
+            "population/ess_rate": w.sum() ** 2 / w.square().sum() / w.numel(),
+            "population/off_policy_used": mean(used),
+        })  # fmt: skip
+
+
+@every_population
+def test_distances_between_agents_before_the_first_gradient_step(train, script):
+    """KL(i || j) on the states that i met in the window's first step, with the memory it had; the latents' spread."""
+    run = play(train, script, f"{DIAGNOSED[script]} --diagnostics-interval 1")
+    agents = range(run.args.num_agents)
+    for log, window in zip(run.logged, windows(run)):
+        kls = {}
+        for i in agents:
+            met = [e for e, acted in window.pairs["on-policy"] if acted == i]
+            with torch.no_grad():
+                policies = [evaluate(window.agent, window, [(e, j) for e in met]) for j in agents]
+            for j in agents:
+                arguments = (x[0] for policy in (policies[i], policies[j]) for x in (policy.mean, policy.logstd))
+                kls[i, j] = gaussian_kl(*arguments).mean().item()
+        to_leader = [kls[i, LEADER] for i in agents[1:]]
+        nearest = [min((kls[i, j], j) for j in agents if j != i)[1] for i in agents[1:]]
+        latents = window.minibatches[0].params["latents"].T.tolist()
+        assert_logged(log, {
+            "population/kl_to_leader": mean(to_leader),
+            "population/kl_to_leader_max": max(to_leader),
+            "population/leader_is_nearest": mean(j == LEADER for j in nearest),
+            "population/latent_spread": mean(statistics.pstdev(coordinate) for coordinate in latents),
+        })  # fmt: skip
+
+
+# ---------------------------------------------------------------- at the end of the iteration
+
+
+def states_at_the_end(run):
+    """Iteration by iteration: parameters and learning rate that the next one begins with."""
+    steps = run.args.update_epochs * run.args.num_minibatches
+    states = [(minibatch.params, minibatch.lr) for minibatch in run.minibatches[steps::steps]]
+    last = {name: parameter.detach() for name, parameter in run.agent.named_parameters()}
+    return [*states, (last, run.optimizer.param_groups[0]["lr"])]
+
+
+@every_script
+def test_noise_rate_and_reward_at_the_end_of_the_iteration(train, script):
+    """The reward is the environment's own, whatever the learner's scale."""
+    run = play(train, script, "--reward-scale 0.1 --total-timesteps 384")
+    for log, (params, lr), window in zip(run.logged, states_at_the_end(run), windows(run)):
+        std = [mean(logstd.exp()) for logstd in params["actor_logstd"]]
+        assert lr != run.args.learning_rate
+        assert_logged(log, {
+            "charts/action_std": std[LEADER],
+            "charts/action_std_max": max(std),
+            "charts/learning_rate": lr,
+            "charts/reward_per_step": mean(window.reward.flatten()),
+        })  # fmt: skip
+
+
+@every_population
+def test_latent_distance_is_the_followers_mean_to_the_leader(train, script):
+    run = play(train, script, "--ga-threshold 1e9" if script is epo else "")  # which would change them in between
+    for log, (params, _) in zip(run.logged, states_at_the_end(run)):
+        leader, *followers = params["latents"].tolist()
+        assert_logged(log, {"population/latent_distance": mean(math.dist(leader, follower) for follower in followers)})
+
+
+# ---------------------------------------------------------------- episodes
+
+
+def finished_episodes(run):
+    """Iteration by iteration: (agent, (return, length, objective)) of every whole episode that ended."""
+    args = run.args
+    returns, lengths = [0.0] * args.num_envs, [0] * args.num_envs
+    for k in range(args.num_iterations):
+        finished = []
+        for step in run.steps[k * args.num_steps :][: args.num_steps]:
+            for e in range(args.num_envs):
+                returns[e], lengths[e] = returns[e] + step.reward[e].item(), lengths[e] + 1
+                if step.counts[e]:
+                    finished.append((owner(e, args), (returns[e], lengths[e], step.objective[e].item())))
+                if step.terminated[e] or step.truncated[e]:
+                    returns[e], lengths[e] = 0.0, 0
+        yield finished
+
+
+def means(episodes):
+    """Mean return, length and objective; NaN of none."""
+    return [mean(column) for column in zip(*episodes)] or [math.nan] * 3
+
+
+@every_script
+def test_episodes_are_those_of_all_agents_in_the_iteration(train, script):
+    run = play(train, script, "--num-steps 4 --total-timesteps 256 --reward-scale 0.1")  # 4 iterations
+    total = 0
+    for log, finished in zip(run.logged, finished_episodes(run)):
+        total += len(finished)
+        of_all = means([episode for _, episode in finished])
+        assert_logged(log, dict(zip(["charts/episodic_return", "charts/episodic_length", "charts/objective"], of_all)))
+        assert_logged(log, {"charts/episodes": len(finished)})
+    assert total > 16
+
+
+@every_script
+def test_episodes_of_each_agent_stand_until_its_next_ones(train, script):
+    """Leader, best, median and worst; the last two only once every agent has finished an episode."""
+    run = play(train, script, "--num-steps 1 --update-epochs 1 --total-timesteps 192")  # 12 iterations of one step
+    agents = range(getattr(run.args, "num_agents", 1))
+    latest, met = {i: means([]) for i in agents}, set()
+    for log, finished in zip(run.logged, finished_episodes(run)):
+        for i in {agent for agent, _ in finished}:
+            latest[i] = means([episode for agent, episode in finished if agent == i])
+        known = [objective for _, _, objective in latest.values() if not math.isnan(objective)]
+        met.add(len(known) / len(agents))
+        expected = {"charts/leader_return": latest[LEADER][0], "charts/leader_objective": latest[LEADER][2]}
+        expected["charts/best_agent_objective"] = max(known, default=-math.inf)
+        if script is not ppo:
+            complete = len(known) == len(agents)
+            expected["population/objective_worst"] = min(known) if complete else math.nan
+            expected["population/objective_median"] = statistics.median(known) if complete else math.nan
+        assert_logged(log, expected)
+    assert {0.0, 1.0} <= met
+
+
+# ---------------------------------------------------------------- evolution
+
+
+EVOLUTION = f"{TINY_POPULATION} --num-agents 6 --num-elites 2 --ga-threshold 0.4 --update-epochs 1"
+EVOLUTION += " --total-timesteps 2592"  # 12 iterations
+
+
+def fitness_and_lineage(run):
+    """Iteration by iteration, before its rollout: fitness of each agent, NaN while not known, and the new generation.
+
+    Fitness is the mean over the agent's environments, of their latest episode that began with its present genome; known
+    once nine in ten have one.
+    """
+    args, lineages = run.args, {generation.iteration: generation.lineage for generation in run.generations}
+    n = args.num_envs // args.num_agents
+    score, whole = [None] * args.num_envs, [True] * args.num_envs  # whole: the running episode began with this genome
+    for k in range(args.num_iterations):
+        scores = [[x for x in score[i * n :][:n] if x is not None] for i in range(args.num_agents)]
+        lineage = lineages.get(k, [])
+        yield [mean(own) if len(own) >= 0.9 * n else math.nan for own in scores], lineage
+        for child, _, _ in lineage:
+            score[child * n : (child + 1) * n] = [None] * n
+            whole[child * n : (child + 1) * n] = [False] * n
+        for step in run.steps[k * args.num_steps :][: args.num_steps]:
+            for e in step.counts.nonzero().flatten().tolist():
+                score[e], whole[e] = step.objective[e].item() if whole[e] else score[e], True
+
+
+def test_evolution_both_sides_of_eq_3_and_what_came_of_it(train):
+    run = train(epo, EVOLUTION)
+    met = set()
+    for log, (fitness, lineage) in zip(run.logged, fitness_and_lineage(run)):
+        followers = fitness[1:]
+        known = not any(map(math.isnan, followers))
+        met.add((known, bool(lineage)))
+        gap = max(followers) - min(followers) if known else math.nan
+        scale = max(abs(statistics.median(followers)), 0.01) if known else math.nan  # Drift's floor
+        assert_logged(log, {"evolution/fitness_gap": gap, "evolution/threshold": 0.4 * scale})
+        assert_logged(log, {"evolution/fired": bool(lineage), "evolution/replaced": len(lineage)})
+        assert len(lineage) in (0, 3)
+    assert met == {(False, False), (True, False), (True, True)}
+
+
+def test_evolution_what_becomes_of_the_children(train):
+    """Share fitter than whom they replaced, and correlation with their parents; each when next judged."""
+    run = train(epo, EVOLUTION)
+    pending, judged = {}, []  # child -> (whom it replaced, parents); (child, whom it replaced, parents)
+    for log, (fitness, lineage) in zip(run.logged, fitness_and_lineage(run)):
+        relative = [x - mean(fitness[1:]) for x in fitness]
+        if not math.isnan(relative[1]):
+            judged += [(relative[child], *before) for child, before in pending.items()]
+            pending = {child: (relative[child], mean([relative[i], relative[j]])) for child, i, j in lineage}
+        success = mean(child > replaced for child, replaced, _ in judged) if judged else math.nan
+        assert_logged(log, {"evolution/child_success": success})
+        children, _, parents = np.array(judged).reshape(-1, 3).T
+        if len(judged) > 2 and children.std() * parents.std() > 0:
+            assert_logged(log, {"evolution/heritability": np.corrcoef(children, parents)[0, 1]})
+    assert len(judged) > 5 and 0 < success < 1
