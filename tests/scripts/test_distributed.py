@@ -24,14 +24,15 @@ from tests.scripts.test_checkpoints import assert_same_state, checkpoint, same
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SCRIPTS = {script.__name__: script for script in (ppo, sapg, cpo, epo)}
-AGENTS = {"ppo": 1, "sapg": 4, "cpo": 4, "epo": 4}
+AGENTS = {"ppo": 1, "sapg": 4, "cpo": 4, "epo": 6}
 POPULATION = "--num-agents 4 --latent-dim 5 --max-ent-coef 0.3"
 OWN = {
     "ppo": "",
     "sapg": f"{POPULATION} --off-policy-coef 0.5 --off-policy-ratio 3",
-    "cpo": f"{POPULATION} --off-policy-coef 0.5 --off-policy-ratio 3 --aggregation leader-follower --awac-coef 0.1"
-    " --reverse-kl-coef 0.1 --adversarial-coef 0.1 --discriminator-sizes 8",
-    "epo": f"{POPULATION} --off-policy-ratio 3 --ga-interval 0.1 --ga-warmup 0.1",
+    "cpo": f"{POPULATION} --off-policy-coef 0.5 --aggregation one-follower --awac-coef 0.1 --reverse-kl-coef 0.1"
+    " --adversarial-coef 0.1 --discriminator-sizes 8",
+    "epo": "--num-agents 6 --latent-dim 5 --max-ent-coef 0.3 --off-policy-coef 0.5 --off-policy-ratio 5"
+    " --ga-interval 0.1 --ga-warmup 0.1",
 }
 FIXED = f"--no-cuda --env-id {__name__}:Fixed --num-envs 48 --num-steps 9 --hidden-sizes 16"
 ONE_STEP = f"{FIXED} --num-minibatches 1 --update-epochs 1 --total-timesteps 432"
@@ -108,11 +109,13 @@ def play(jobs):
     """Run scripts in this process, one after the other: [(script's name, flags, folder, whether noise is arranged)].
 
     What each ends with goes to folder/RANK_of_WORLD_SIZE.pt. {run} in the flags is the run's folder in that folder.
-    Arranged: every environment's noise is that of its number among those of all processes.
+    Arranged: every environment's noise is that of its number among those of all processes, the first process draws the
+    first follower and the second the last, and what is learned off-policy in the second weighs as on-policy.
     """
-    randn_like, clip, Run = torch.randn_like, torch.nn.utils.clip_grad_norm_, harness.Run
+    randn_like, randperm, clip, Run = torch.randn_like, torch.randperm, torch.nn.utils.clip_grad_norm_, harness.Run
     for name, arguments, folder, arranged in jobs:
-        script, steps, gradients, runs = SCRIPTS[name], [], [], []
+        script, steps, gradients, kls, runs = SCRIPTS[name], [], [], [], []
+        adapt, relabel = script.adapt_learning_rate, getattr(script, "offpolicy_batch", None)
 
         def noise_of_all(x):
             if x.dim() != 3 or not arranged:
@@ -121,6 +124,21 @@ def play(jobs):
             columns = global_columns(x.shape[1], AGENTS[name])
             generator = torch.Generator().manual_seed(len(steps))
             return torch.randn(len(columns) * distributed.WORLD_SIZE, x.shape[2], generator=generator)[columns][None]
+
+        def arranged_randperm(n, **options):
+            if not arranged:
+                return randperm(n, **options)
+            return torch.arange(n) if distributed.RANK == 0 else torch.arange(n).flip(0)
+
+        def arranged_relabel(agent, batch, rewards, next_obs, terminated, columns, *args):
+            off = relabel(agent, batch, rewards, next_obs, terminated, columns, *args)
+            blocks = global_columns(rewards.shape[1], AGENTS[name])[columns] % (48 // AGENTS[name])
+            off["is_offpolicy"] *= not arranged or blocks < 24 // AGENTS[name]
+            return off
+
+        def recorded_adapt(lr, kl, threshold):
+            kls.append(kl)
+            return adapt(lr, kl, threshold)
 
         def recorded_clip(parameters, *args):
             parameters = list(parameters)
@@ -137,12 +155,18 @@ def play(jobs):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(Fixed, "agents", AGENTS[name])
             patch.setattr(torch, "randn_like", noise_of_all)
+            patch.setattr(torch, "randperm", arranged_randperm)
+            patch.setattr(script, "offpolicy_batch", arranged_relabel, raising=False)
+            patch.setattr(script, "adapt_learning_rate", recorded_adapt)
             patch.setattr(torch.nn.utils, "clip_grad_norm_", recorded_clip)
             patch.setattr(harness, "Run", recorded_run)
             patch.setattr(torch.distributed, "destroy_process_group", lambda: None)  # the next job needs it
             script.main(arguments.format(run=next(folder.glob("runs/*"), None)).split())
-        state = harness.run.state_dicts(runs[0].state)
-        torch.save({"state": state, "gradient": gradients[0]}, f"{distributed.RANK}_of_{distributed.WORLD_SIZE}.pt")
+        result = {"state": harness.run.state_dicts(runs[0].state), "gradient": gradients[0], "kls": kls}
+        if name == "epo":
+            result["fitness"] = runs[0].state["fitness"].per_agent()
+            result["finished"] = runs[0].state["fitness"].episodes()
+        torch.save(result, f"{distributed.RANK}_of_{distributed.WORLD_SIZE}.pt")
 
 
 @pytest.fixture(scope="module")
@@ -168,6 +192,16 @@ def the_run(folder):
     return run
 
 
+def logged(folder, name):
+    """The only value of a scalar in the log of the run."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # the processes do without
+
+    events = EventAccumulator(str(the_run(folder)))
+    events.Reload()
+    (scalar,) = events.Scalars(name)
+    return scalar.value
+
+
 # ---------------------------------------------------------------- one run
 
 
@@ -189,6 +223,11 @@ def test_two_processes_learn_what_one_learns(name, folder, tmp_path, monkeypatch
         assert lr[0] == lr[1]
         means = (x["state"]["episodes"]["means"] for x in (each, one))
         torch.testing.assert_close(*means, equal_nan=True)
+        if name == "epo":
+            torch.testing.assert_close(each["fitness"], one["fitness"])
+            assert each["finished"] == one["finished"] and not one["fitness"].isnan().any()
+    for scalar in ("charts/reward_per_step", "losses/entropy", "losses/value_loss"):
+        assert logged(folder / "one_step" / name, scalar) == pytest.approx(logged(tmp_path, scalar), rel=1e-5)
     ours = torch.cat([each["state"]["env"]["position"].view(AGENTS[name], -1, 2) for each in two], 1)
     torch.testing.assert_close(ours.view(-1, 2), one["state"]["env"]["position"])
 
@@ -199,6 +238,8 @@ def test_all_processes_have_the_same_learner_and_their_own_environments(name, fo
     assert same(a["agent"], b["agent"]) and same(a["optimizer"], b["optimizer"])
     assert same(a.get("discriminator"), b.get("discriminator"))
     assert same(a["episodes"]["means"], b["episodes"]["means"])
+    kls = [result["kls"] for result in results(folder / "whole" / name)]
+    assert kls[0] == kls[1] and all(kls[0])
     assert a["env"]["difficulty"] == b["env"]["difficulty"] == 1.0  # rank 0's curriculum
     for key in ("obs", "lstm_state"):
         assert not torch.equal(a[key], b[key])

@@ -1,5 +1,6 @@
 """evaluate.py plays what a run has learned: the same numbers as in memory, forks too, and films."""
 
+import itertools
 import pathlib
 import shutil
 import subprocess
@@ -41,10 +42,10 @@ def test_a_checkpoint_scores_as_the_agent_in_memory(script, network, new_process
     monkeypatch.setattr(script, "Agent", lambda *args: agents.append(make(*args)) or agents[-1])
     run = train(script, f"--env-id Cartpole --total-timesteps 4096 {network}")
     before = {key: value.clone() for key, value in agents[0].state_dict().items()}
-    rows = []
-    for deterministic in (False, True):
+    rows, (num_agents, best) = [], evaluate.agents_of(evaluate.load(run)[0])
+    for k, deterministic in itertools.product((0, best)[:num_agents], (False, True)):
         torch.manual_seed(7)
-        player = evaluate.Player(agents[0], torch.zeros(6, dtype=torch.long), deterministic)
+        player = evaluate.Player(agents[0], torch.full((6,), k), deterministic)
         returns, lengths, _ = evaluate.play(envs.make("Cartpole", 6, "cpu", 7), player).double()
         error = returns.std(unbiased=False) / 6**0.5
         score = f"{returns.mean():.2f} ± {error:.2f}"  # the pole's objective is the return
@@ -61,7 +62,7 @@ def test_a_checkpoint_scores_as_the_agent_in_memory(script, network, new_process
         out = capsys.readouterr().out
     first, _, _, *table = out.splitlines()
     assert first == f"Cartpole, {script.__name__}.py, 4,096 steps, 6 episodes"
-    assert [row.split(" | ", 2)[2] for row in table[:2]] == rows
+    assert [row.split(" | ", 2)[2] for row in table] == rows
     assert len(table) == (2 if script is ppo else 4)
 
 
@@ -117,12 +118,18 @@ class Counting(VectorEnv):
         return torch.zeros(self.num_envs, 1)
 
 
-def test_only_whole_episodes_count():
-    agent = ppo.Agent(1, 1, ppo.Args(hidden_sizes=(4,)))
+@torch.no_grad()
+def test_only_whole_episodes_count_and_all_begin_without_memory():
+    agent = ppo.Agent(1, 1, ppo.Args(hidden_sizes=(4,), lstm=True, lstm_size=4))
     env = Counting(3, "cpu", 1)
     env.staggered = True
-    results = evaluate.play(env, evaluate.Player(agent, torch.zeros(3, dtype=torch.long), False))
-    assert results.tolist() == [[5.0] * 3] * 3
+    player = evaluate.Player(agent, torch.zeros(3, dtype=torch.long), False)
+    assert evaluate.play(env, player).tolist() == [[5.0] * 3] * 3
+    states = [torch.zeros(1, 1, 8)]  # after each step of an episode; the last step is followed by a reset
+    for step in range(5):
+        dones = torch.full((1, 1), step == 0)
+        states.append(agent.get_action_and_value(torch.zeros(1, 1, 1), dones, states[-1])[4])
+    torch.testing.assert_close(player.lstm_state[0], torch.cat(states[1:])[(env.episode_step - 1) % 5, 0])
 
 
 def test_an_evaluation_begins_whole_episodes_with_the_curriculum_of_training():
@@ -137,9 +144,11 @@ def test_an_evaluation_begins_whole_episodes_with_the_curriculum_of_training():
 def test_videos(env_id, agents, shape, monkeypatch, capsys):
     monkeypatch.setattr(envs.find_class(env_id), "max_episode_steps", 20)  # without a GPU a picture takes 0.3 s
     run = train(sapg, f"--env-id {env_id} --total-timesteps 4096")
-    flags = ["--agents", *map(str, agents)] if agents else []
+    flags, players, make = ["--agents", *map(str, agents)] if agents else [], [], evaluate.Player
+    monkeypatch.setattr(evaluate, "Player", lambda *args, **kw: players.append(make(*args, **kw)) or players[-1])
     evaluate.main([run, "--episodes", "2", "--no-cuda", "--video", "film.mp4", *flags])
     assert f"frames of agent {', '.join(map(str, agents or (0,)))}" in capsys.readouterr().out
+    assert players[-1].ids[0].tolist() == [list(agents or (0,))] and players[-1].deterministic
     with av.open("film.mp4") as film:
         frames = [frame.to_ndarray(format="rgb24") for frame in film.decode(video=0)]
     assert 5 < len(frames) <= 20 and frames[0].shape == (480 * shape[0], 640 * shape[1], 3)
