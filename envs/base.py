@@ -31,6 +31,11 @@ def check_tensors(saved, own):
             raise ValueError(f"{name} is {found}, must be {wanted}")
 
 
+def copied(value):
+    """A copy of a tensor; what is none stays as it is, for envs/checks.py to refuse."""
+    return value.clone() if isinstance(value, torch.Tensor) else value
+
+
 class VectorEnv:
     """N copies of one task, stepped together, with same-step autoreset.
 
@@ -97,16 +102,16 @@ class VectorEnv:
         self.episode_step += 1
         self.episode_length += 1
         # copies: a task may return its own tensors and change them in reset_where
-        reward, terminated, truncated = (each.clone() for each in self.advance(action.clamp(-1.0, 1.0)))
+        reward, terminated, truncated = map(copied, self.advance(action.clamp(-1.0, 1.0)))
         truncated = (truncated | (self.episode_step >= self.max_episode_steps)) & ~terminated
         done = terminated | truncated
         self.episode_return += reward
-        final_obs = self.observe().clone()
+        final_obs = copied(self.observe())
         episode = {
             "done": done & ~self.shortened,
             "return": self.episode_return.clone(),
             "length": self.episode_length.float(),
-            "objective": self.objective().clone(),
+            "objective": copied(self.objective()),
         }
         self._begin_episodes(done)
         info = {"final_obs": final_obs, "episode": episode, "metrics": self.metrics()}

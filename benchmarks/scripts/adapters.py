@@ -5,8 +5,8 @@
 All reset what finished by id, right after the step. Each row: medians of all repetitions, of the shares too, with one
 thread per core that the process may use (`taskset` chooses). The actions are drawn beforehand, for EnvPool bare in its
 own units.
-"Interrupted" is EnvPool bare with ten torch operations on the observations between its steps, whose own time is taken
-off: EnvPool's step is slower after them, and no learner does without.
+"Interrupted" is EnvPool bare with ten torch operations on the observations between its steps, whose own time is
+subtracted: EnvPool's step is slower after them, and no learner can do without them.
 """
 
 import argparse

@@ -258,8 +258,8 @@ EXPERIMENTS = {
             Variant("PPO, 3-step target", "ppo.py", "--num-minibatches 4 --critic-n-step 3"),
         ),
     ),
-    # Does a population help, and does it still with small minibatches, of 12,288, 3,072 or 768 rows? Twenty seeds of
-    # two that end near 7.5 or near 15: ten leave their medians to chance
+    # Does a population help, and does it still with small minibatches, of 12,288, 3,072 or 768 rows? PPO with 64 ends
+    # near 7.5 or near 15, so that ten seeds leave its median to chance: twenty of it and of SAPG-48
     "moat": on_moat(
         (
             *(Variant(f"PPO, {k} minibatches", "ppo.py", f"--num-minibatches {k}") for k in (4, 16)),
