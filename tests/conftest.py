@@ -197,8 +197,8 @@ def record(script, run, patch):
         return adapt(lr, kl, threshold)
 
     def recorded_log(self, iteration, global_step, values):
-        numbers = {key: torch.as_tensor(value) for key, value in values.items() if not isinstance(value, str)}
-        run.logged.append({key: value.double().mean().item() for key, value in numbers.items() if value.dim() < 2})
+        numbers = {k: torch.as_tensor(v, dtype=torch.float64) for k, v in values.items() if not isinstance(v, str)}
+        run.logged.append({key: value.mean().item() for key, value in numbers.items() if value.dim() < 2})
         log(self, iteration, global_step, values)
 
     patch.setattr(envs, "make", recorded_make)

@@ -33,6 +33,12 @@ FLAGS["epo"] = FLAGS["sapg"]
 FLAGS["cpo"] = f"{FLAGS['sapg']} --discriminator-sizes 8"
 
 
+def gaussian_kl(mean_i, logstd_i, mean_j, logstd_j):
+    """KL(i || j), summed over the last dimension."""
+    difference = (mean_i - mean_j) ** 2
+    return (logstd_j - logstd_i + ((2 * logstd_i).exp() + difference) / (2 * (2 * logstd_j).exp()) - 0.5).sum(-1)
+
+
 def play(train, script, flags="", frozen=None):
     """A small recorded run, which remembers its script. frozen: a monkeypatch; with it the normalisers stand still."""
     if frozen:

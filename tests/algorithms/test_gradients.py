@@ -16,6 +16,7 @@ import sapg
 from tests.algorithms.reference_loss import (
     assert_gradients,
     evaluate,
+    gaussian_kl,
     learning_data,
     minibatch_rows,
     network,
@@ -145,9 +146,7 @@ def test_learning_rate_follows_the_kl(train, script, num_minibatches):
                 rows = [row for row in rows if row.kind != "awac"]
                 total = 0.0
                 for row in rows:
-                    old_std, std = row.old_logstd.exp(), row.logstd.exp()
-                    kl = (std / old_std).log() + (old_std**2 + (row.old_mean - row.mean) ** 2) / (2 * std**2) - 0.5
-                    total += kl.sum().item()
+                    total += gaussian_kl(row.old_mean, row.old_logstd, row.mean, row.logstd).item()
                 kls.append(total / len(rows))
             if epoch == 0 and num_minibatches == 1:
                 continue

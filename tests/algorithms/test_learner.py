@@ -8,7 +8,6 @@ import torch
 
 import cpo
 import epo
-import harness
 import ppo
 import sapg
 from tests.conftest import TINY, TINY_POPULATION, parse, tuned
@@ -17,31 +16,18 @@ FLAGS = {ppo: TINY, sapg: TINY_POPULATION, cpo: TINY_POPULATION, epo: TINY_POPUL
 every_script = pytest.mark.parametrize("script", FLAGS, ids=lambda script: script.__name__)
 
 
-@pytest.fixture
-def logged(monkeypatch):
-    """What the runs of a test log, one dict per iteration."""
-    rows, log = [], harness.Run.log
-
-    def recorded(self, iteration, global_step, values):
-        rows.append({key: value.clone() if isinstance(value, torch.Tensor) else value for key, value in values.items()})
-        log(self, iteration, global_step, values)
-
-    monkeypatch.setattr(harness.Run, "log", recorded)
-    return rows
-
-
 # ---------------------------------------------------------------- learning rate
 
 
 @every_script
-def test_the_rate_does_not_climb_on_a_kl_that_is_zero_by_construction(train, script, logged, monkeypatch):
+def test_the_rate_does_not_climb_on_a_kl_that_is_zero_by_construction(train, script, monkeypatch):
     """Cartpole's row has one minibatch. With one epoch of it no KL is ever measured, and the rate stands."""
     assert tuned(script)["Cartpole"]["num_minibatches"] == 1
     monkeypatch.setattr(script.RunningMeanStd, "update", lambda *_: None)
     one_minibatch = "--num-minibatches 1 --update-epochs 1 --kl-threshold 0.008 --learning-rate 1e-4"
     run = train(script, f"{FLAGS[script]} {one_minibatch}")
-    assert all(row["losses/approx_kl"] == pytest.approx(0.0, abs=1e-6) for row in logged)
-    assert [row["charts/learning_rate"] for row in logged] == [1e-4] * 3
+    assert all(row["losses/approx_kl"] == pytest.approx(0.0, abs=1e-6) for row in run.logged)
+    assert [row["charts/learning_rate"] for row in run.logged] == [1e-4] * 3
     assert [minibatch.lr for minibatch in run.minibatches] == [1e-4] * 3
 
 
@@ -50,7 +36,7 @@ def test_the_rate_does_not_climb_on_a_kl_that_is_zero_by_construction(train, scr
 
 @every_script
 @pytest.mark.parametrize("n", [0, 3])
-def test_explained_variance_is_that_of_the_gae_return(train, script, n, logged, monkeypatch):
+def test_explained_variance_is_that_of_the_gae_return(train, script, n, monkeypatch):
     """1 - Var(G - V) / Var(G) with G the GAE return, whatever the critic's target; here of a critic at random."""
     seen, compute, make = [], script.compute_gae, script.Agent
 
@@ -66,11 +52,11 @@ def test_explained_variance_is_that_of_the_gae_return(train, script, n, logged, 
 
     monkeypatch.setattr(script, "compute_gae", recorded)
     monkeypatch.setattr(script, "Agent", with_random_critic)
-    train(script, f"{FLAGS[script]} --critic-n-step {n} --vf-coef 0")
-    assert len(seen) == len(logged) == 3
-    for (advantages, returns), row in zip(seen, logged):
+    run = train(script, f"{FLAGS[script]} --critic-n-step {n} --vf-coef 0")
+    assert len(seen) == len(run.logged) == 3
+    for (advantages, returns), row in zip(seen, run.logged):
         explained = 1 - statistics.variance(advantages) / statistics.variance(returns)
-        assert float(row["losses/explained_variance"]) == pytest.approx(explained, rel=1e-3)
+        assert row["losses/explained_variance"] == pytest.approx(explained, rel=1e-3)
 
 
 @every_script
@@ -97,15 +83,15 @@ def test_a_separate_critic_shares_nothing_with_the_policy(script, separate):
 
 
 @every_script
-def test_the_action_noise_stays_below_its_bound(train, script, logged):
+def test_the_action_noise_stays_below_its_bound(train, script):
     """A huge entropy bonus drives it there; the projection sets the parameter back, not its gradient."""
     run = train(script, f"{FLAGS[script]} --ent-coef 100 --learning-rate 0.5 --kl-threshold 0")
     bound = math.log(script.MAX_STD)
     logstds = [minibatch.params["actor_logstd"] for minibatch in run.minibatches] + [run.agent.actor_logstd.detach()]
     assert all((logstd <= bound + 1e-6).all() for logstd in logstds)
     assert (logstds[-1] >= bound - 1e-6).any()  # it got there
-    assert float(logged[-1]["charts/action_std_max"]) == pytest.approx(script.MAX_STD)
-    assert float(logged[-1]["charts/action_std"]) == pytest.approx(logstds[-1][0].exp().mean().item())
+    assert run.logged[-1]["charts/action_std_max"] == pytest.approx(script.MAX_STD)
+    assert run.logged[-1]["charts/action_std"] == pytest.approx(logstds[-1][0].exp().mean().item())
     for minibatch in run.minibatches[4:]:
         at_bound = (minibatch.params["actor_logstd"] > bound - 1e-6) & (minibatch.grads["actor_logstd"] != 0)
         assert (minibatch.grads["actor_logstd"][at_bound] < 0).any()
@@ -131,13 +117,13 @@ def test_the_action_noise_comes_back_from_its_bound(train, script, monkeypatch):
 
 
 @every_script
-def test_leader_return_is_of_the_leaders_episodes_that_finished_in_the_iteration(train, script, logged):
+def test_leader_return_is_of_the_leaders_episodes_that_finished_in_the_iteration(train, script):
     """Where none did the last value stands."""
     run = train(script, f"{FLAGS[script]} --num-steps 1 --total-timesteps 480")
     n, T = 24 // getattr(run.args, "num_agents", 1), 1
     returns, last, stood = torch.zeros(24), math.nan, 0
     last_objective = math.nan
-    for iteration, row in enumerate(logged):
+    for iteration, row in enumerate(run.logged):
         ended, objectives = [], []
         for step in run.steps[iteration * T : iteration * T + T]:
             returns = returns + step.reward
@@ -149,6 +135,6 @@ def test_leader_return_is_of_the_leaders_episodes_that_finished_in_the_iteration
         stood += not ended and iteration > 0
         last = sum(ended) / len(ended) if ended else last
         last_objective = sum(objectives) / len(objectives) if ended else last_objective
-        assert float(row["charts/leader_return"]) == pytest.approx(last, abs=1e-4, nan_ok=True)
-        assert float(row["charts/leader_objective"]) == pytest.approx(last_objective, abs=1e-4, nan_ok=True)
-    assert len(logged) == 20 and not math.isnan(last) and (stood or script is ppo)
+        assert row["charts/leader_return"] == pytest.approx(last, abs=1e-4, nan_ok=True)
+        assert row["charts/leader_objective"] == pytest.approx(last_objective, abs=1e-4, nan_ok=True)
+    assert len(run.logged) == 20 and not math.isnan(last) and (stood or script is ppo)

@@ -15,7 +15,9 @@ import cpo
 import epo
 import ppo
 import sapg
-from tests.algorithms.reference_loss import evaluate, learning_data, minibatch_rows, network, owner, play, windows
+from tests.algorithms.reference_loss import (
+    evaluate, gaussian_kl, learning_data, minibatch_rows, network, owner, play, windows,
+)  # fmt: skip
 from tests.algorithms.test_equations import LEADER, clip, clipped_surrogate, critic_error, entropy, mean
 from tests.conftest import TINY_POPULATION
 
@@ -32,12 +34,6 @@ def approx(number):
 def assert_logged(log, expected):
     """The log of an iteration has these numbers, name -> number."""
     assert {key: log[key] for key in expected} == {key: approx(float(number)) for key, number in expected.items()}
-
-
-def gaussian_kl(mean_i, logstd_i, mean_j, logstd_j):
-    """KL(i || j), summed over the last dimension."""
-    difference = (mean_i - mean_j) ** 2
-    return (logstd_j - logstd_i + ((2 * logstd_i).exp() + difference) / (2 * (2 * logstd_j).exp()) - 0.5).sum(-1)
 
 
 # ---------------------------------------------------------------- losses
