@@ -87,6 +87,21 @@ def parse(script, flags):
     return harness.parse_args(script.Args, tuned(script), check_args, flags.split())[0]
 
 
+def the_run(folder="."):
+    """The only run under `folder`."""
+    (run,) = (pathlib.Path(folder) / "runs").iterdir()
+    return run
+
+
+def scalars(run, key):
+    """What the run's TensorBoard log has under `key`: events with step and value."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # slow, not for every process
+
+    log = EventAccumulator(str(run), size_guidance={"scalars": 0})
+    log.Reload()
+    return log.Scalars(key)
+
+
 @pytest.fixture
 def float64(monkeypatch):
     """Everything in double precision, `.float()` included, so that little can hide behind rounding."""

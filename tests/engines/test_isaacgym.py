@@ -20,7 +20,7 @@ import epo
 import evaluate
 import ppo
 from envs.adapters import isaacgym
-from tests.conftest import DRIFT
+from tests.conftest import DRIFT, the_run
 from tests.engines import fake_isaacgym
 from tests.envs import test_contract as contract_tests
 
@@ -379,7 +379,7 @@ def test_a_run_and_its_resumption(script, env_id, flags, install, train, capsys)
         assert not step.next_obs[done].any() and step.final_obs[done].any(1).all()
         assert torch.equal(step.next_obs[~done], step.final_obs[~done]) and torch.equal(step.next_obs, later.obs)
     isaacgym.simulation.clear()
-    (folder,) = pathlib.Path("runs").iterdir()
+    folder = the_run()
     resumed = train(script, f"{flags} --total-timesteps 864 --resume {folder}")
     captured = capsys.readouterr()
     assert captured.err == "isaacgym cannot restore its environments: all episodes begin anew\n"
@@ -389,7 +389,7 @@ def test_a_run_and_its_resumption(script, env_id, flags, install, train, capsys)
 def test_evaluation(install, train, capsys):
     install()
     train(ppo, f"{FLAGS} --env-id AllegroKukaThrow --total-timesteps 648")
-    (run,) = map(str, pathlib.Path("runs").iterdir())
+    run = str(the_run())
     isaacgym.simulation.clear()
     evaluate.main([run, "--engine", "isaacgym", "--episodes", "5", "--no-cuda"])
     assert "| agent, 0 | mean |" in capsys.readouterr().out

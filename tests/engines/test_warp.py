@@ -16,7 +16,7 @@ import ppo
 from envs.engines import make_engine
 from envs.models import allegro_kuka_scene as scene
 from envs.tasks.allegro_kuka import ARM_SPEED, OBJECT
-from tests.conftest import parse
+from tests.conftest import parse, the_run
 from tests.engines.test_engines import controls, make_spec, run, settle
 from tests.envs.test_allegro_kuka_grasp import GRASP, LIFT, RESTING_HEIGHT, START
 from tests.envs.test_contract import RefuseToWait
@@ -212,12 +212,12 @@ def test_a_run_and_its_resumption(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     ppo.main(f"{CARTPOLE} --total-timesteps 256".split())
     assert capsys.readouterr().out.startswith("Cartpole: engine warp, cpu")
-    whole = next((tmp_path / "runs").iterdir())
+    whole = the_run(tmp_path)
     state = torch.load(whole / "checkpoint.pt", weights_only=True)
     (tmp_path / "half").mkdir()
     monkeypatch.chdir(tmp_path / "half")
     ppo.main(f"{CARTPOLE} --total-timesteps 128".split())
-    half = next((tmp_path / "half" / "runs").iterdir())
+    half = the_run(tmp_path / "half")
     ppo.main(f"{CARTPOLE} --total-timesteps 256 --resume {half}".split())
     resumed = torch.load(half / "checkpoint.pt", weights_only=True)
     assert torch.equal(state["state"]["env"]["engine"]["state"], resumed["state"]["env"]["engine"]["state"])

@@ -20,7 +20,7 @@ import ppo
 import sapg
 from envs.adapters.adapter import Adapter, flatten
 from harness import hyperparameters
-from tests.conftest import parse
+from tests.conftest import parse, the_run
 from tests.envs import test_contract as contract
 
 ROOT = pathlib.Path(envs.__file__).resolve().parents[1]
@@ -271,7 +271,7 @@ def test_training_resuming_and_evaluating(env_id, tmp_path, monkeypatch, capsys)
     first, *progress = capsys.readouterr().out.splitlines()
     name = env_id.split(":")[0]
     assert first.startswith(f"{env_id}: engine {name}") and "8 environments" in first and len(progress) == 2
-    (folder,) = pathlib.Path("runs").iterdir()
+    folder = the_run()
     ppo.main(f"--env-id {env_id} {TINY} --total-timesteps 768 --resume {folder}".split())
     out, err = capsys.readouterr()
     (line,) = [line for line in err.splitlines() if "anew" in line]
@@ -330,7 +330,7 @@ def test_a_film_that_cannot_be_drawn_is_refused_after_the_scores(tmp_path, monke
     (tmp_path / "my_blind_package.py").write_text(MINE.replace("Mine-v0", "Blind-v0"))
     monkeypatch.chdir(tmp_path)
     ppo.main(f"--env-id gymnasium:my_blind_package:Blind-v0 {TINY} --total-timesteps 512".split())
-    (folder,) = pathlib.Path("runs").iterdir()
+    folder = the_run()
     capsys.readouterr()
     with pytest.raises(SystemExit) as end:
         evaluate.main(f"{folder} --video film.mp4 --episodes 2 --no-cuda".split())

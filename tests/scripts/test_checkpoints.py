@@ -21,7 +21,7 @@ import ppo
 import sapg
 from envs.base import VectorEnv
 from harness import checkpoints
-from tests.conftest import DRIFT
+from tests.conftest import DRIFT, scalars, the_run
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 POPULATION = "--num-agents 4 --latent-dim 5 --max-ent-coef 0.1 --diagnostics-interval 3"
@@ -51,11 +51,6 @@ def command(script, task="Moat", network="mlp", iterations=8):
 
 def train(script, flags):
     script.main(flags.split())
-
-
-def the_run():
-    (folder,) = pathlib.Path("runs").iterdir()
-    return folder
 
 
 def checkpoint(folder, name="checkpoint.pt"):
@@ -117,8 +112,6 @@ def test_the_checkpoint_at_an_interval_is_the_state_of_then():
 
 
 def test_resuming_continues_the_log_in_the_same_folder():
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
     train(ppo, command(ppo, iterations=3))
     folder = the_run()
     saved = (folder / "checkpoint.pt").read_bytes()
@@ -126,9 +119,7 @@ def test_resuming_continues_the_log_in_the_same_folder():
     (folder / "checkpoint.pt").write_bytes(saved)  # as if it had been killed after 5, with a checkpoint of 3
     time.sleep(1.1)  # event files are named by the second
     train(ppo, f"--resume {folder} --total-timesteps {6 * STEPS}")
-    events = EventAccumulator(str(folder), size_guidance={"scalars": 0})
-    events.Reload()
-    assert [e.step for e in events.Scalars("charts/learning_rate")] == [STEPS * i for i in range(1, 7)]
+    assert [e.step for e in scalars(folder, "charts/learning_rate")] == [STEPS * i for i in range(1, 7)]
 
 
 def test_a_file_is_resumed_beside_it():
@@ -400,12 +391,8 @@ def test_a_broken_world_does_not_reach_the_learner(monkeypatch):
         return step(self, *args)
 
     monkeypatch.setattr(MujocoCpu, "step", spoiled)
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
     train(ppo, command(ppo, "Cartpole", iterations=2))
-    events = EventAccumulator(str(the_run()), size_guidance={"scalars": 0})
-    events.Reload()
-    assert [e.value for e in events.Scalars("charts/nan_worlds")] == [1.0, 1.0]
+    assert [e.value for e in scalars(the_run(), "charts/nan_worlds")] == [1.0, 1.0]
     assert all(x.isfinite().all() for x in checkpoint(the_run())["state"]["agent"].values())
 
 

@@ -19,7 +19,7 @@ import harness
 import ppo
 import sapg
 from harness import distributed, flags
-from tests.conftest import Drift, parse, tuned
+from tests.conftest import Drift, parse, scalars, the_run, tuned
 from tests.scripts.test_checkpoints import assert_same_state, checkpoint, same
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -187,19 +187,10 @@ def results(folder, processes=2):
     return [torch.load(folder / f"{rank}_of_{processes}.pt") for rank in range(processes)]
 
 
-def the_run(folder):
-    (run,) = (folder / "runs").iterdir()
-    return run
-
-
 def logged(folder, name):
     """The only value of a scalar in the log of the run."""
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # the processes do without
-
-    events = EventAccumulator(str(the_run(folder)))
-    events.Reload()
-    (scalar,) = events.Scalars(name)
-    return scalar.value
+    (event,) = scalars(the_run(folder), name)
+    return event.value
 
 
 # ---------------------------------------------------------------- one run

@@ -17,6 +17,7 @@ import evaluate
 import ppo
 import sapg
 from envs.base import VectorEnv
+from tests.conftest import the_run
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SCRIPTS = {ppo: "", sapg: "--num-agents 4", cpo: "--num-agents 4", epo: "--num-agents 4"}
@@ -74,7 +75,7 @@ def test_a_copy_of_a_script_trains_resumes_and_plays(capsys):
     flags = [*FLAGS.split(), *SCRIPTS[epo].split(), "--env-id", "Cartpole", "--total-timesteps", "2048"]
     options = dict(check=True, env={"PYTHONPATH": str(ROOT)}, stdout=subprocess.DEVNULL)
     subprocess.run([*command, *flags], **options)
-    (run,) = pathlib.Path("runs").iterdir()
+    run = the_run()
     assert run.name.startswith("Cartpole__mine__1__")
     subprocess.run([*command, "--resume", str(run), "--total-timesteps", "4096"], **options)
     saved, script = evaluate.load(str(run))

@@ -31,6 +31,7 @@ from benchmarks.scripts.torture import (
 from envs import uncaught
 from envs.base import VectorEnv
 from harness.checkpoints import decode, encode
+from tests.conftest import scalars, the_run
 
 LONG = "--env-id Moat --total-timesteps 1000000000 --checkpoint-interval 1"
 
@@ -56,11 +57,6 @@ def resume(script, folder, flags="--total-timesteps 2048"):
     except SystemExit as end:
         return end.code
     return 0
-
-
-def the_run():
-    (folder,) = pathlib.Path("runs").iterdir()
-    return folder
 
 
 def checkpoint(folder, name="checkpoint.pt"):
@@ -279,14 +275,6 @@ def test_the_users_own_environment_in_the_working_directory_is_found(capsys):
 
 
 # ---------------------------------------------------------------- full disks
-
-
-def scalars(folder, key):
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    events = EventAccumulator(str(folder), size_guidance={"scalars": 0})
-    events.Reload()
-    return events.Scalars(key)
 
 
 def logged(folder):

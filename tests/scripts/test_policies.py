@@ -10,6 +10,7 @@ import torch
 import envs
 import epo
 import evaluate
+from tests.conftest import the_run
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 POLICIES = sorted(ROOT.glob("policies/*/policy.pt"))
@@ -65,7 +66,7 @@ def run(tmp_path, monkeypatch):
     """The folder of a short run of epo.py."""
     monkeypatch.chdir(tmp_path)
     epo.main(f"{FLAGS} --env-id Grasp --num-agents 4".split())
-    return str(next(pathlib.Path("runs").iterdir()))
+    return str(the_run())
 
 
 def test_a_saved_policy_scores_as_its_run(run, capsys):

@@ -21,7 +21,7 @@ import ppo
 import sapg
 from harness import distributed, hyperparameters
 from harness.flags import parse_flags
-from tests.conftest import TINY as DRIFT_TINY, Drift, documents, parse, tuned
+from tests.conftest import TINY as DRIFT_TINY, Drift, documents, parse, the_run, tuned
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SCRIPTS = [ppo, sapg, cpo, epo]
@@ -51,12 +51,6 @@ def run(script, flags, **options):
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, str(ROOT / f"{script.__name__}.py"), *flags.split()]
     return subprocess.run(command, env=environment, capture_output=True, text=True, **options)
-
-
-def the_run():
-    """The only folder under runs/."""
-    (folder,) = pathlib.Path("runs").iterdir()
-    return folder
 
 
 def written(folder):
