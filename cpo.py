@@ -314,7 +314,7 @@ def offpolicy_batch(agent, batch, rewards, next_obs, terminated, columns, learne
     no_dones = torch.zeros(rows.shape[:2], dtype=torch.bool, device=rows.device)
     next_values = agent.get_value(rows, ids.repeat(1, len(rewards)), no_dones, states.flatten(0, 1)[None])
     next_values = agent.value_rms.denormalize(next_values.view(len(rewards), -1)) * ~terminated[:, columns]
-    off["means"], off["stds"] = old_policy.mean, agent.actor_logstd[ids].exp()
+    off["means"], off["stds"] = old_policy.mean, old_policy.stddev[:1]
     off["values"] = values
     off["returns"] = rewards[:, columns] + args.gamma * next_values
     off["advantages"] = off["returns"] - agent.value_rms.denormalize(values)
