@@ -314,7 +314,7 @@ def offpolicy_batch(agent, batch, rewards, next_obs, terminated, columns, learne
     no_dones = torch.zeros(rows.shape[:2], dtype=torch.bool, device=rows.device)
     next_values = agent.get_value(rows, ids.repeat(1, len(rewards)), no_dones, states.flatten(0, 1)[None])
     next_values = agent.value_rms.denormalize(next_values.view(len(rewards), -1)) * ~terminated[:, columns]
-    off["means"], off["stds"] = old_policy.mean, old_policy.stddev[:1]
+    off["means"], off["logstds"] = old_policy.mean, agent.actor_logstd[ids]
     off["values"] = values
     off["returns"] = rewards[:, columns] + args.gamma * next_values
     off["advantages"] = off["returns"] - agent.value_rms.denormalize(values)
@@ -378,7 +378,7 @@ def discriminator_step(discriminator, optimizer, obs, actions, agent_ids, num_mi
 
 
 def adapt_learning_rate(lr, kl, threshold):
-    """rl_games' rule: keep the KL divergence of one pass over the batch between half and twice the threshold."""
+    """rl_games' rule: keep the KL divergence between half and twice the threshold."""
     if threshold and kl > 2.0 * threshold:
         return max(lr / 1.5, 1e-6)
     if threshold and kl < 0.5 * threshold:
@@ -478,7 +478,7 @@ def main(argv=None):
             "actions": actions,
             "logprobs": logprobs,
             "means": means,
-            "stds": agent.actor_logstd.detach()[agent_ids].exp(),
+            "logstds": agent.actor_logstd.detach()[agent_ids],
             "values": values[:-1],
             "advantages": advantages,
             "returns": returns,
@@ -561,9 +561,8 @@ def main(argv=None):
 
                 with torch.no_grad():
                     agent.actor_logstd.clamp_(max=math.log(MAX_STD))
-                    previous = Normal(mb["means"], mb["stds"], validate_args=False)  # one pass ago
-                    kls.append(kl_divergence(previous, policy).sum(-1).mean())
-                    batch["means"][:, columns], batch["stds"][:, columns] = policy.mean, policy.stddev[:1]
+                    old_policy = Normal(mb["means"], mb["logstds"].exp(), validate_args=False)
+                    kls.append(kl_divergence(old_policy, policy).sum(-1).mean())
                     clipfrac = (clipped_ratio != ratio).float()
                     terms = dict(policy_loss=pg_loss, value_loss=v_loss, entropy=entropy, bounds_loss=bounds_loss)
                     terms["awac_loss"] = awac_loss  # CPO

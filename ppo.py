@@ -222,7 +222,7 @@ def n_step_returns(rewards, next_values, dones, gamma, n):
 
 
 def adapt_learning_rate(lr, kl, threshold):
-    """rl_games' rule: keep the KL divergence of one pass over the batch between half and twice the threshold."""
+    """rl_games' rule: keep the KL divergence between half and twice the threshold."""
     if threshold and kl > 2.0 * threshold:
         return max(lr / 1.5, 1e-6)
     if threshold and kl < 0.5 * threshold:
@@ -302,7 +302,7 @@ def main(argv=None):
             "actions": actions,
             "logprobs": logprobs,
             "means": means,
-            "stds": agent.actor_logstd.detach().exp().repeat(1, N, 1),
+            "logstds": agent.actor_logstd.detach().repeat(1, N, 1),  # a copy: the update changes it
             "values": values[:-1],
             "advantages": advantages,
             "returns": returns,
@@ -346,9 +346,8 @@ def main(argv=None):
 
                 with torch.no_grad():
                     agent.actor_logstd.clamp_(max=math.log(MAX_STD))
-                    previous = Normal(mb["means"], mb["stds"], validate_args=False)  # one pass ago
-                    kls.append(kl_divergence(previous, policy).sum(-1).mean())
-                    batch["means"][:, columns], batch["stds"][:, columns] = policy.mean, policy.stddev[:1]
+                    old_policy = Normal(mb["means"], mb["logstds"].exp(), validate_args=False)
+                    kls.append(kl_divergence(old_policy, policy).sum(-1).mean())
                     clipfrac = (clipped_ratio != ratio).float()
                     terms = dict(policy_loss=pg_loss, value_loss=v_loss, entropy=entropy, bounds_loss=bounds_loss)
                     for name, term in dict(terms, clipfrac=clipfrac, grad_norm=grad_norm).items():

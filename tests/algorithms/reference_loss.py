@@ -6,7 +6,6 @@ the rollout, which the network acted by, whereas targets and old values are norm
 (and so are a minibatch's observations). A row is one step of one environment as one agent learns from it:
 
     kind                     "on-policy"; "off-policy": what somebody else did; "awac": what the leader did, to imitate
-    place                    environment and step
     owner, learner           who acted, who learns
     behaviour                log-probability of the action when it was taken
     mu                       pi_learner,old / pi_owner,old of the action
@@ -183,8 +182,7 @@ def learning_data(run):
                     advantages = [target - value for target, value in zip(targets, values)]
                 window.rows[kind, e, learner] = [
                     SimpleNamespace(
-                        kind=kind, place=(e, t), owner=owner(e, args), learner=learner,
-                        behaviour=acted.logprob[t, e],
+                        kind=kind, owner=owner(e, args), learner=learner, behaviour=acted.logprob[t, e],
                         mu=(old.logprob[t, p] - acted.logprob[t, e]).exp(),
                         advantage=advantages[t], target=targets[t], old_value=old.value[t, p].item(),
                         old_mean=old.mean[t, p], old_logstd=old.logstd[t, p],
@@ -224,26 +222,6 @@ def minibatch_rows(agent, window, minibatch, args):
                     setattr(row, key, says[key][p * args.num_steps + t])
                 rows.append(row)
     return rows
-
-
-def divergences(run, window):
-    """For each minibatch the mean over its rows, but for those that cpo's followers imitate, of KL(previous || now).
-
-    Previous is the learner's policy when the row was last in a minibatch; the first time, that before the update.
-    """
-    previous, means = {}, []
-    for minibatch in window.minibatches:
-        with torch.no_grad():
-            rows = minibatch_rows(network(run, minibatch), window, minibatch, run.args)
-        total, count = 0.0, 0
-        for row in rows:
-            if row.kind != "awac":
-                key = row.learner, row.place
-                total += gaussian_kl(*previous.get(key, (row.old_mean, row.old_logstd)), row.mean, row.logstd).item()
-                count += 1
-                previous[key] = row.mean, row.logstd
-        means.append(total / count)
-    return means
 
 
 def assert_gradients(run, objective, parameters="", agents=None, first_only=False):

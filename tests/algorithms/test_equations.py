@@ -214,19 +214,20 @@ def test_sapg_eq_6_epo_eq_8_one_step_target(script):
 
     class Network:
         value_rms = SimpleNamespace(denormalize=lambda x: 10 * x + 2)
+        actor_logstd = torch.tensor([[0.5], [1.5], [2.5]])
 
         def get_value(self, obs, agent_ids, dones, lstm_state):
             return (agent_ids + 1) * obs[..., 0]
 
         def get_action_and_value(self, obs, agent_ids, dones, lstm_state, action):
             states = torch.zeros(len(obs), obs.shape[1], 0)
-            policy = SimpleNamespace(mean=(agent_ids[..., None] + 5) * obs, stddev=(agent_ids[..., None] + 0.5) * obs**0)
+            policy = SimpleNamespace(mean=(agent_ids[..., None] + 5) * obs)
             return action, -0.1 * (agent_ids + 1) * action[..., 0], policy, (agent_ids + 1) * obs[..., 0], states
 
     s, next_s = [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]], [[4.0, 5.0, 7.0], [8.0, 9.0, 10.0]]
     a, r = [[0.1, 0.2, 0.3], [0.4, 0.5, 0.6]], [[11.0, 12.0, 13.0], [14.0, 15.0, 16.0]]
     ends = [[False, False, False], [False, False, True]]
-    keys = ("values", "advantages", "returns", "means", "stds", "mu", "is_offpolicy")
+    keys = ("values", "advantages", "returns", "means", "logstds", "mu", "is_offpolicy")
     batch = {key: torch.zeros(2, 3) for key in keys}
     batch.update(obs=torch.tensor(s)[..., None], actions=torch.tensor(a)[..., None], lstm_state=torch.zeros(1, 3, 0))
     batch.update(agent_ids=torch.arange(3)[None], dones=torch.zeros(2, 3, dtype=torch.bool))
@@ -245,7 +246,7 @@ def test_sapg_eq_6_epo_eq_8_one_step_target(script):
             assert off["values"][t, k] == (i + 1) * s[t][e]  # in the critic's units
             assert off["advantages"][t, k] == pytest.approx(target - value)  # the papers give no formula: the same step
             assert off["mu"][t, k] == pytest.approx(mu)
-            assert off["means"][t, k].item() == (i + 5) * s[t][e] and off["stds"][0, k].item() == i + 0.5
+            assert off["means"][t, k].item() == (i + 5) * s[t][e] and off["logstds"][0, k].item() == i + 0.5
 
 
 @every_script

@@ -134,7 +134,7 @@ def relabelled(script, lstm, **flags):
     T, N = 5, 6
     batch = {key: torch.randn(T, N) for key in ("logprobs", "values", "advantages", "returns")}
     batch.update(obs=torch.randn(T, N, 3), actions=torch.randn(T, N, 2), means=torch.randn(T, N, 2))
-    batch["stds"] = torch.rand(1, N, 2)
+    batch["logstds"] = torch.randn(1, N, 2)
     batch.update(agent_ids=torch.arange(3).repeat_interleave(2)[None], lstm_state=torch.randn(1, N, agent.state_size))
     batch["logprobs"] += flags.get("shift", 0.0)
     batch.update(mu=torch.ones(T, N), is_offpolicy=torch.zeros(T, N), dones=torch.rand(T, N) < 0.3)
