@@ -355,6 +355,7 @@ EXPERIMENTS = {
         "Hopper-v5", 4_096_000, "--num-steps 64 --num-minibatches 2 --update-epochs 5 --learning-rate 5e-4",
         Variant("PPO", "ppo.py"),
         Variant("PPO, clipped values", "ppo.py", "--clip-vloss"),
+        Variant("PPO, threshold 0.016", "ppo.py", "--kl-threshold 0.016"),
         Variant("PPO, Hopper-v4", "ppo.py", env_id="envpool:Hopper-v4"),
     ),
     "rl_games_ant": against_rl_games(
