@@ -107,10 +107,8 @@ def on_moat(variants):
 
 
 # rl_games' settings for EnvPool's MuJoCo tasks (docs/ENVPOOL.md and configs/mujoco there)
-RL_GAMES = (
-    "--num-envs 64 --kl-threshold 0.008 --clip-coef 0.2 --vf-coef 2 --bounds-coef 0 --reward-scale 0.1"
-    " --hidden-sizes 256 128 64"
-)
+RL_GAMES_THRESHOLD = "--kl-threshold 0.008"
+RL_GAMES = "--num-envs 64 --clip-coef 0.2 --vf-coef 2 --bounds-coef 0 --reward-scale 0.1 --hidden-sizes 256 128 64"
 # CleanRL's ppo_continuous_action.py for DeepMind Control: 2,048 rows, minibatches of 64, a network each of 64-64
 CLEANRL = (
     "--num-envs 32 --num-steps 64 --num-minibatches 32 --update-epochs 10 --learning-rate 3e-4 --kl-threshold 0"
@@ -353,20 +351,20 @@ EXPERIMENTS = {
     # rl_games' best of one seed: 3,485, 4,429, 5,186 (docs/ENVPOOL.md there)
     "rl_games_hopper": against_rl_games(
         "Hopper-v5", 4_096_000, "--num-steps 64 --num-minibatches 2 --update-epochs 5 --learning-rate 5e-4",
-        Variant("PPO", "ppo.py"),
-        Variant("PPO, clipped values", "ppo.py", "--clip-vloss"),
+        Variant("PPO", "ppo.py", RL_GAMES_THRESHOLD),
+        Variant("PPO, clipped values", "ppo.py", f"{RL_GAMES_THRESHOLD} --clip-vloss"),
         Variant("PPO, threshold 0.016", "ppo.py", "--kl-threshold 0.016"),
-        Variant("PPO, Hopper-v4", "ppo.py", env_id="envpool:Hopper-v4"),
+        Variant("PPO, Hopper-v4", "ppo.py", RL_GAMES_THRESHOLD, env_id="envpool:Hopper-v4"),
     ),
     "rl_games_ant": against_rl_games(
         "Ant-v5", 8_192_000, "--num-steps 64 --num-minibatches 2 --update-epochs 4 --learning-rate 3e-4 --clip-vloss",
-        Variant("PPO", "ppo.py"),
-        Variant("PPO, Ant-v4", "ppo.py", env_id="envpool:Ant-v4"),
+        Variant("PPO", "ppo.py", RL_GAMES_THRESHOLD),
+        Variant("PPO, Ant-v4", "ppo.py", RL_GAMES_THRESHOLD, env_id="envpool:Ant-v4"),
     ),
     "rl_games_walker2d": against_rl_games(
         "Walker2d-v5", 8_192_000, "--num-steps 128 --num-minibatches 4 --update-epochs 5 --learning-rate 3e-4",
-        Variant("PPO", "ppo.py"),
-        Variant("PPO, Walker2d-v4", "ppo.py", env_id="envpool:Walker2d-v4"),
+        Variant("PPO", "ppo.py", RL_GAMES_THRESHOLD),
+        Variant("PPO, Walker2d-v4", "ppo.py", RL_GAMES_THRESHOLD, env_id="envpool:Walker2d-v4"),
     ),
     # CleanRL's mean of ten seeds: 432.6 +- 82.5, 392.5 +- 56.3 (docs/rl-algorithms/ppo.md there)
     "cleanrl_cheetah_run": against_cleanrl("CheetahRun-v1"),
