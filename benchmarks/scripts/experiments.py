@@ -331,8 +331,11 @@ EXPERIMENTS = {
     "moat_critic": on_moat(
         tuple(
             Variant(f"PPO, {k} minibatches, {critic}", "ppo.py", f"--num-minibatches {k} {flag}")
-            for k in (4, 16)
-            for critic, flag in (("separate critic", "--separate-critic"), ("clipped values", "--clip-vloss"))
+            for critic, flag, numbers in (
+                ("separate critic", "--separate-critic", (4, 16)),
+                ("clipped values", "--clip-vloss", (4, 16, 64)),
+            )
+            for k in numbers
         ),
     ),
     "ant": Experiment(
