@@ -336,6 +336,13 @@ EXPERIMENTS = {
                 ("clipped values", "--clip-vloss", (4, 16, 64)),
             )
             for k in numbers
+        )
+        + tuple(
+            Variant(
+                f"{name}-48, 64 minibatches, clipped values", script,
+                "--num-minibatches 64 --num-agents 48 --max-ent-coef 0.025 --clip-vloss",
+            )
+            for name, script in (("SAPG", "sapg.py"), ("EPO", "epo.py"))
         ),
     ),
     "ant": Experiment(
