@@ -57,7 +57,7 @@ def main(argv=None):
             if variant.split(",")[0].split(" (")[0] not in (released, ours):
                 continue
             steps, (low, median, high) = quartiles(seeds)
-            (line,) = axis.plot(steps / POINT_REACH_STEPS, median, label=f"{variant} ({len(seeds)} seeds)")
+            (line,) = axis.plot(steps / POINT_REACH_STEPS, median, label=f"{variant} (seeds: {len(seeds)})")
             axis.fill_between(steps / POINT_REACH_STEPS, low, high, alpha=0.2, lw=0, color=line.get_color())
         axis.set(title=f"PointReach, {ours}", xlabel="iteration")
         axis.legend(fontsize=8)

@@ -44,7 +44,7 @@ def draw(curves, finals, label, path):
         reference = reference or (steps, median)
         axis.fill_between(steps, low, high, alpha=0.3, lw=0)
         axis.plot(steps, median, lw=1.5)
-        axis.set_title(f"{variant} ({len(seeds)} seeds)", fontsize=8)
+        axis.set_title(f"{variant} (seeds: {len(seeds)})", fontsize=8)
         axis.set_xlabel("environment steps", fontsize=8)
     last = axes[len(curves)]
     for i, seeds in enumerate(finals.values()):
