@@ -87,10 +87,11 @@ def cpu_rows(env_id, share=1.0):
     )
 
 
-def moat_population(name, script, num_agents, env_id, num_minibatches):
+def moat_population(name, script, num_agents, env_id, num_minibatches, clipped=False):
     flags = f"--num-agents {num_agents} --max-ent-coef 0.025 --num-minibatches {num_minibatches}"
-    seeds = range(1, 21) if (name, num_minibatches) == ("SAPG-48", 64) else None
-    return Variant(f"{name}, {num_minibatches} minibatches", script, flags, seeds, env_id)
+    name, flags = f"{name}, {num_minibatches} minibatches", flags + (" --clip-vloss" if clipped else "")
+    seeds = range(1, 21) if name == "SAPG-48, 64 minibatches" and not clipped else None
+    return Variant(name + (", clipped values" if clipped else ""), script, flags, seeds, env_id)
 
 
 def on_moat(variants):
@@ -338,11 +339,9 @@ EXPERIMENTS = {
             for k in numbers
         )
         + tuple(
-            Variant(
-                f"{name}-48, 64 minibatches, clipped values", script,
-                "--num-minibatches 64 --num-agents 48 --max-ent-coef 0.025 --clip-vloss",
-            )
-            for name, script in (("SAPG", "sapg.py"), ("EPO", "epo.py"))
+            moat_population(*population, 64, clipped=True)
+            for population in MOAT_POPULATIONS
+            if population[0] in ("SAPG-48", "EPO-48")
         ),
     ),
     "ant": Experiment(
