@@ -69,9 +69,9 @@ class Args:
     critic_n_step: int = 0
     """0: the critic learns the GAE return (released code); 3: the 3-step return of SAPG Eq. 5 and EPO Eq. 6"""
     clip_coef: float = 0.2
-    """clip range of the policy ratio, with --clip-vloss of the value too (rl_games: e_clip)"""
-    clip_vloss: bool = False
-    """also clip the change of the value (released code: yes; ours: no, as in the papers)"""
+    """clip range of the policy ratio and, with --clip-vloss, of the change of the value (rl_games: e_clip)"""
+    clip_vloss: bool = True
+    """clip the change of the value (released code: yes; papers: no)"""
     vf_coef: float = 4.0
     """weight of half the squared value error, in normalised units (rl_games: critic_coef)"""
     ent_coef: float = 0.0

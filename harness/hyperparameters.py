@@ -31,7 +31,7 @@ FRANKA_CUBE = dict(
 )  # fmt: skip
 RL_GAMES = dict(  # its configurations for EnvPool's MuJoCo tasks; minibatches of 2,048 rows
     num_envs=64, num_steps=64, num_minibatches=2, learning_rate=3e-4, kl_threshold=0.008, clip_coef=0.2, vf_coef=2.0,
-    bounds_coef=0.0, reward_scale=0.1, hidden_sizes=(256, 128, 64),
+    clip_vloss=False, bounds_coef=0.0, reward_scale=0.1, hidden_sizes=(256, 128, 64),
 )  # fmt: skip
 TOY = dict(  # ours
     num_envs=3_072, num_steps=16, num_minibatches=4, update_epochs=2, kl_threshold=0.016, hidden_sizes=(64, 64),

@@ -251,15 +251,15 @@ def test_sapg_eq_6_epo_eq_8_one_step_target(script):
 
 @every_script
 @pytest.mark.parametrize("target, clipped", [
-    ("--critic-n-step 3", False), ("--critic-n-step 3 --clip-vloss", True), ("", False), ("--clip-vloss", True)
-], ids=["paper", "paper's target, clipped", "default", "released"])  # fmt: skip
+    ("--critic-n-step 3 --no-clip-vloss", False), ("--critic-n-step 3", True), ("--no-clip-vloss", False), ("", True)
+], ids=["paper", "paper's target, clipped", "released target, not clipped", "default, as released"])  # fmt: skip
 def test_sapg_eq_7_epo_eq_7_critic(train, script, target, clipped):
     """SAPG Eq. 7, EPO Eq. 7: E[(V(s) - V_target(s))^2]. main(), v_loss.
 
-    Here vf_coef / 2 times that, in normalised units. The default is the papers' plain square (--clip-vloss: clipped as
-    the policy is, as released) and the released GAE return (--critic-n-step 3: V_target of Eq. 5).
+    Here vf_coef / 2 times that, in normalised units. The default is as released: clipped as the policy is
+    (--no-clip-vloss: the papers' plain square), and the GAE return (--critic-n-step 3: V_target of Eq. 5).
     """
-    assert (script.Args.critic_n_step, script.Args.clip_vloss) == (0, False)
+    assert (script.Args.critic_n_step, script.Args.clip_vloss) == (0, True)
     run = play(train, script, f"{ON_POLICY[script]} {target}")
     eps = run.args.clip_coef if clipped else math.inf
     met = assert_gradients(run, lambda rows: 0.5 * 4.0 * mean(critic_error(row, eps) for row in rows), "critic")

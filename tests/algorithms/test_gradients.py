@@ -63,25 +63,25 @@ def loss_of(args):
 
 @pytest.mark.parametrize("script, flags", [
     (ppo, ""),
-    (ppo, "--clip-vloss --critic-n-step 3 --ent-coef 0.1 --reward-scale 0.1 --bounds-coef 0.5 --learning-rate 0.3"),
-    (ppo, "--separate-critic"),
-    (ppo, "--clip-vloss --lstm --num-minibatches 1 --update-epochs 4"),
-    (sapg, "--clip-vloss --off-policy-mu --max-ent-coef 0.3"),
-    (sapg, "--clip-vloss --off-policy-ratio 3 --bounds-coef 0.5 --learning-rate 0.3"),
-    (sapg, "--clip-vloss --off-policy-mu --off-policy-coef 0.5 --critic-n-step 1 --gamma 0.9"),
-    (sapg, "--clip-vloss --off-policy-mu --aggregation symmetric --off-policy-coef 0.5 --ent-coef 0.1"),
-    (sapg, "--clip-vloss --lstm --off-policy-mu --off-policy-ratio 2"),
-    (sapg, "--clip-vloss --lstm --aggregation symmetric"),
-    (sapg, "--clip-vloss --separate-critic --off-policy-mu --off-policy-ratio 2 --learning-rate 0.3 --bounds-coef 0.5"),
-    (sapg, "--lstm --off-policy-ratio 0"),
-    (cpo, "--clip-vloss --awac-coef 0.5 --bounds-coef 0.5 --learning-rate 0.3"),
-    (cpo, "--clip-vloss --lstm --awac-coef 0.5 --reverse-kl-coef 0.3 --adversarial-coef 0.05 --seed 2"),
-    (cpo, "--clip-vloss --awac-coef 0.5 --reverse-kl-coef 0.3 --adversarial-coef 0.05 --critic-n-step 3"
+    (ppo, "--critic-n-step 3 --ent-coef 0.1 --reward-scale 0.1 --bounds-coef 0.5 --learning-rate 0.3"),
+    (ppo, "--no-clip-vloss --separate-critic"),
+    (ppo, "--lstm --num-minibatches 1 --update-epochs 4"),
+    (sapg, "--off-policy-mu --max-ent-coef 0.3"),
+    (sapg, "--off-policy-ratio 3 --bounds-coef 0.5 --learning-rate 0.3"),
+    (sapg, "--off-policy-mu --off-policy-coef 0.5 --critic-n-step 1 --gamma 0.9"),
+    (sapg, "--off-policy-mu --aggregation symmetric --off-policy-coef 0.5 --ent-coef 0.1"),
+    (sapg, "--lstm --off-policy-mu --off-policy-ratio 2"),
+    (sapg, "--lstm --aggregation symmetric"),
+    (sapg, "--separate-critic --off-policy-mu --off-policy-ratio 2 --learning-rate 0.3 --bounds-coef 0.5"),
+    (sapg, "--no-clip-vloss --lstm --off-policy-ratio 0"),
+    (cpo, "--no-clip-vloss --awac-coef 0.5 --bounds-coef 0.5 --learning-rate 0.3"),
+    (cpo, "--lstm --awac-coef 0.5 --reverse-kl-coef 0.3 --adversarial-coef 0.05 --seed 2"),
+    (cpo, "--awac-coef 0.5 --reverse-kl-coef 0.3 --adversarial-coef 0.05 --critic-n-step 3"
           " --reward-scale 0.1 --seed 4"),
-    (cpo, "--clip-vloss --separate-critic --awac-coef 0.5 --reverse-kl-coef 0.3 --adversarial-coef 0.05"),
-    (epo, "--clip-vloss --off-policy-mu --off-policy-ratio 3 --ga-threshold 0"),
-    (epo, "--clip-vloss --separate-critic --max-ent-coef 0.3 --ga-threshold 0"),
-    (epo, "--clip-vloss --lstm --off-policy-ratio 3 --max-ent-coef 0.3 --bounds-coef 0.5 --learning-rate 0.2 --seed 2"),
+    (cpo, "--separate-critic --awac-coef 0.5 --reverse-kl-coef 0.3 --adversarial-coef 0.05"),
+    (epo, "--off-policy-mu --off-policy-ratio 3 --ga-threshold 0"),
+    (epo, "--no-clip-vloss --separate-critic --max-ent-coef 0.3 --ga-threshold 0"),
+    (epo, "--lstm --off-policy-ratio 3 --max-ent-coef 0.3 --bounds-coef 0.5 --learning-rate 0.2 --seed 2"),
 ], ids=lambda x: x if isinstance(x, str) else x.__name__)  # fmt: skip
 def test_every_gradient_of_a_run(train, script, flags):
     run = play(train, script, flags)

@@ -75,7 +75,7 @@ OF_A_ROW = {
     "clipfrac": clipped,
 }
 LOSS_FLAGS = {  # with 3 minibatches, which are not of one size
-    ppo: "--clip-vloss",
+    ppo: "--no-clip-vloss",
     sapg: "--off-policy-mu --off-policy-ratio 1.75 --off-policy-coef 0.3",
     cpo: "--reverse-kl-coef 0.2 --awac-coef 0.5 --adversarial-coef 0.3",
     epo: "--lstm",

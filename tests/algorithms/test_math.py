@@ -290,7 +290,7 @@ def test_allegro_kuka_has_the_papers_hyperparameters(script, env_id):
     assert (args.gamma, args.gae_lambda, args.learning_rate, args.kl_threshold) == (0.99, 0.95, 1e-4, 0.016)
     assert (args.max_grad_norm, args.ent_coef, args.clip_coef, args.vf_coef) == (1.0, 0.0, 0.1, 4.0)
     assert (args.num_steps, args.update_epochs) == (16, 2)
-    assert (args.critic_n_step, args.clip_vloss, args.separate_critic) == (0, False, False)
+    assert (args.critic_n_step, args.clip_vloss, args.separate_critic) == (0, True, False)
     assert args.num_minibatches == args.num_steps // 4  # minibatches of 4 num_envs rows
     assert args.lstm and args.lstm_size == 768 and tuple(args.hidden_sizes) == (768, 512, 256)
     assert args.bounds_coef == (1e-5 if script is epo else 1e-4)  # EPO B.2; SAPG Table 2
