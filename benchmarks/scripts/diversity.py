@@ -168,7 +168,7 @@ def main(argv=None):
     print_table(rows)
     out = args.out or str(pathlib.Path(__file__).with_suffix("") / args.env_id)
     with open(out + ".csv", "w", newline="") as file:
-        writer = csv.writer(file)
+        writer = csv.writer(file, lineterminator="\n")
         writer.writerow(["name", "seed", "measure", "size", "value"])
         writer.writerows((*row[:4], round(row[4], 5)) for row in rows)
     draw(rows, args.env_id, out + ".png")

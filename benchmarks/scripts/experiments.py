@@ -76,7 +76,9 @@ def cpu_rows(env_id, share=1.0):
     variants = []
     for name, millions, num_minibatches, update_epochs, num_steps in CPU_ROWS[env_id]:
         flags = f"--num-steps {num_steps} --num-minibatches {num_minibatches} --update-epochs {update_epochs}"
-        variants.append(Variant(name, "ppo.py", flags, total_timesteps=round(share * 1e6 * millions)))
+        total_timesteps = round(share * 1e6 * millions)
+        for suffix, clip in (("", ""), (", unclipped", " --no-clip-vloss")):
+            variants.append(Variant(name + suffix, "ppo.py", flags + clip, total_timesteps=total_timesteps))
     return Experiment(
         env_id=env_id,
         total_timesteps=variants[0].total_timesteps,
@@ -271,8 +273,8 @@ EXPERIMENTS = {
     ),
     # Does a population help, and does it still with small minibatches?
     "moat": moat(),
-    # The papers' plain square error of the value. PPO with 64 then ends near 7.5 or near 15, so that ten seeds leave its
-    # median to chance: twenty of it and of SAPG-48
+    # With the papers' plain square error of the value. PPO with 64 minibatches then ends near 7.5 or near 15, so that
+    # ten seeds leave its median to chance: twenty of it and of SAPG-48
     "moat_unclipped": moat("--no-clip-vloss", ("PPO, 64 minibatches", "SAPG-48, 64 minibatches")),
     # Whose data should be used, and does the entropy bonus matter (SAPG 6.3)? Do more agents help (EPO 5.3)? The
     # papers' critic target (SAPG Eq. 5)?
