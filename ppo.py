@@ -329,7 +329,8 @@ def main(argv=None):
                 )
                 entropy = policy.entropy().sum(-1)  # (T, M)
                 ratio = (newlogprob - mb["logprobs"]).clamp(max=MAX_LOG_RATIO).exp()
-                clipped_ratio = ratio.clamp(1 - args.clip_coef, 1 + args.clip_coef)
+                smooth = torch.sigmoid(4 / (2 * args.clip_coef) * (ratio - 1))
+                clipped_ratio = 1 - args.clip_coef + 2 * args.clip_coef * smooth
                 pg_loss = -torch.min(ratio * mb["advantages"], clipped_ratio * mb["advantages"])
                 v_loss = 0.5 * (newvalue - mb["returns"]) ** 2
                 if args.clip_vloss:
