@@ -329,8 +329,7 @@ def main(argv=None):
                 )
                 entropy = policy.entropy().sum(-1)  # (T, M)
                 ratio = (newlogprob - mb["logprobs"]).clamp(max=MAX_LOG_RATIO).exp()
-                smooth = torch.sigmoid(4 / (2 * args.clip_coef) * (ratio - 1))
-                clipped_ratio = 1 - args.clip_coef + 2 * args.clip_coef * smooth
+                clipped_ratio = ratio.clamp(1 - args.clip_coef, 1 + args.clip_coef)
                 pg_loss = -torch.min(ratio * mb["advantages"], clipped_ratio * mb["advantages"])
                 v_loss = 0.5 * (newvalue - mb["returns"]) ** 2
                 if args.clip_vloss:
@@ -348,15 +347,15 @@ def main(argv=None):
                 with torch.no_grad():
                     agent.actor_logstd.clamp_(max=math.log(MAX_STD))
                     old_policy = Normal(mb["means"], mb["logstds"].exp(), validate_args=False)
-                    kls.append(kl_divergence(policy, old_policy).sum(-1).mean())
-                    batch["means"][:, columns], batch["logstds"][:, columns] = policy.mean, policy.stddev[:1].log()
+                    kls.append(kl_divergence(old_policy, policy).sum(-1).mean())
                     clipfrac = (clipped_ratio != ratio).float()
                     terms = dict(policy_loss=pg_loss, value_loss=v_loss, entropy=entropy, bounds_loss=bounds_loss)
                     for name, term in dict(terms, clipfrac=clipfrac, grad_norm=grad_norm).items():
                         step_losses[f"losses/{name}"].append(term.mean())
-                    kl = harness.average(kls[-1]).item()
-                    group = optimizer.param_groups[0]
-                    group["lr"] = adapt_learning_rate(group["lr"], kl, args.kl_threshold)
+            kl = harness.average(torch.stack(kls).mean()).item()
+            group = optimizer.param_groups[0]
+            if epoch or args.num_minibatches > 1:  # before the first gradient step the KL says nothing
+                group["lr"] = adapt_learning_rate(group["lr"], kl, args.kl_threshold)
         losses = {name: torch.stack(steps) for name, steps in step_losses.items()}
         run.check_finite(iteration, {"observations": obs, "rewards": rewards, **losses}, batch=batch)
         obs[0], dones[0], lstm_state[:] = obs[T], dones[T], next_lstm_state
