@@ -267,8 +267,8 @@ EXPERIMENTS = {
             Variant("SAPG-4", "sapg.py", SAPG_4, range(0, 12)),
             Variant("PPO, unclipped", "ppo.py", "--num-minibatches 4 --no-clip-vloss"),
             Variant("SAPG-4, unclipped", "sapg.py", f"{SAPG_4} --no-clip-vloss", range(0, 12)),
-            Variant("PPO, separate critic", "ppo.py", "--num-minibatches 4 --separate-critic"),
-            Variant("PPO, 3-step target", "ppo.py", "--num-minibatches 4 --critic-n-step 3"),
+            Variant("PPO, unclipped, separate critic", "ppo.py", "--num-minibatches 4 --no-clip-vloss --separate-critic"),
+            Variant("PPO, unclipped, 3-step target", "ppo.py", "--num-minibatches 4 --no-clip-vloss --critic-n-step 3"),
         ),
     ),
     # Does a population help, and does it still with small minibatches?
@@ -344,6 +344,7 @@ EXPERIMENTS = {
             Variant(f"PPO, {k} minibatches, separate critic", "ppo.py", f"--num-minibatches {k} --separate-critic")
             for k in (4, 16)
         ),
+        "--no-clip-vloss",
     ),
     "ant": Experiment(
         env_id="Ant",
@@ -355,7 +356,7 @@ EXPERIMENTS = {
         variants=(
             Variant("PPO", "ppo.py"),
             Variant("PPO, unclipped", "ppo.py", "--no-clip-vloss"),
-            Variant("PPO, separate critic", "ppo.py", "--separate-critic"),
+            Variant("PPO, unclipped, separate critic", "ppo.py", "--no-clip-vloss --separate-critic"),
         ),
     ),
     # rl_games' best of one seed: 3,485, 4,429, 5,186 (docs/ENVPOOL.md there)
