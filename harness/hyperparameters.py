@@ -75,7 +75,7 @@ PPO = {
 }  # fmt: skip
 # Ours. Enough environments for 6 to 64 agents, minibatches of 1,024 rows, the papers' entropy bonus for locomotion
 POPULATION = dict(
-    num_envs=960, num_steps=16, num_minibatches=15, clip_vloss=False, hidden_sizes=(256, 128, 64), max_ent_coef=0.001,
+    num_envs=960, num_steps=16, num_minibatches=15, clip_vloss=True, hidden_sizes=(256, 128, 64), max_ent_coef=0.001,
 )  # fmt: skip
 SAPG = merge(PPO, {
     "AllegroKukaReorientation": dict(max_ent_coef=0.0025),  # half of the papers' coefficient, as released

@@ -126,7 +126,7 @@ CLEANRL = (
 )
 # As in the tables' rows for populations, for PPO too: 960 environments, which 6 and 16 agents share evenly
 PUBLIC = (
-    "--num-envs 960 --num-steps 16 --kl-threshold 0.008 --clip-coef 0.2 --no-clip-vloss --bounds-coef 0"
+    "--num-envs 960 --num-steps 16 --kl-threshold 0.008 --clip-coef 0.2 --clip-vloss --bounds-coef 0"
     " --hidden-sizes 256 128 64"
 )
 PUBLIC_POPULATIONS = (  # name, script, agents, further flags
