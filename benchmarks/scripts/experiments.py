@@ -104,16 +104,15 @@ def on_moat(variants, flags=""):
 
 def moat(flags="", more_seeds=()):
     """PPO and the populations with minibatches of 12,288, 3,072 or 768 rows. more_seeds: variants with twenty."""
-    variants = [("PPO", "ppo.py", 1, None, k) for k in (4, 16, 64)]
-    variants += [(*population, k) for k in (4, 16, 64) for population in MOAT_POPULATIONS]
-    made = []
-    for name, script, num_agents, env_id, num_minibatches in variants:
-        name, population = f"{name}, {num_minibatches} minibatches", ""
-        if num_agents > 1:
-            population = f"--num-agents {num_agents} --max-ent-coef 0.025 "
+    runs = [("PPO", "ppo.py", 1, None, k) for k in (4, 16, 64)]
+    runs += [(*population, k) for k in (4, 16, 64) for population in MOAT_POPULATIONS]
+    variants = []
+    for name, script, num_agents, env_id, num_minibatches in runs:
+        name = f"{name}, {num_minibatches} minibatches"
+        agents = f"--num-agents {num_agents} --max-ent-coef 0.025 " if num_agents > 1 else ""
         seeds = range(1, 21) if name in more_seeds else None
-        made.append(Variant(name, script, f"{population}--num-minibatches {num_minibatches}", seeds, env_id))
-    return on_moat(tuple(made), flags)
+        variants.append(Variant(name, script, f"{agents}--num-minibatches {num_minibatches}", seeds, env_id))
+    return on_moat(tuple(variants), flags)
 
 
 # rl_games' settings for EnvPool's MuJoCo tasks (docs/ENVPOOL.md and configs/mujoco there)
@@ -267,7 +266,9 @@ EXPERIMENTS = {
             Variant("SAPG-4", "sapg.py", SAPG_4, range(0, 12)),
             Variant("PPO, unclipped", "ppo.py", "--num-minibatches 4 --no-clip-vloss"),
             Variant("SAPG-4, unclipped", "sapg.py", f"{SAPG_4} --no-clip-vloss", range(0, 12)),
-            Variant("PPO, unclipped, separate critic", "ppo.py", "--num-minibatches 4 --no-clip-vloss --separate-critic"),
+            Variant(
+                "PPO, unclipped, separate critic", "ppo.py", "--num-minibatches 4 --no-clip-vloss --separate-critic"
+            ),
             Variant("PPO, unclipped, 3-step target", "ppo.py", "--num-minibatches 4 --no-clip-vloss --critic-n-step 3"),
         ),
     ),
