@@ -339,7 +339,7 @@ EXPERIMENTS = {
         flags=f"--num-envs 3072 {MOAT} --num-agents 64 --max-ent-coef 0.025 --num-minibatches 4",
         tags=(OBJECTIVE, STD, "charts/learning_rate"),
         threshold=12,
-        variants=(Variant("EPO-64", "epo.py"),),
+        variants=(Variant("EPO-64", "epo.py"), Variant("EPO-64, unclipped", "epo.py", "--no-clip-vloss")),
     ),
     "moat_critic": on_moat(
         tuple(
