@@ -55,7 +55,7 @@ MOAT_POPULATIONS = (  # name, script, agents, env id
 )
 
 
-# Of the tables' rows for a CPU, spelled out because the tasks of in_phase.py have no rows
+# Of the tables' rows for a CPU, unclipped; spelled out because the tasks of in_phase.py have no rows
 CPU_FLAGS = "--num-envs 1024 --num-steps 16 --num-minibatches 16 --update-epochs 5 --hidden-sizes 256 128 64"
 CPU_FLAGS += " --clip-coef 0.2 --no-clip-vloss --vf-coef 4 --bounds-coef 1e-4"
 

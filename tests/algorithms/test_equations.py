@@ -267,26 +267,34 @@ def test_sapg_eq_7_epo_eq_7_critic(train, script, target, clipped):
     assert any(critic_error(row, eps) != critic_error(row) for row in met) == clipped
 
 
+every_value_loss = pytest.mark.parametrize("clip, clipped", [
+    ("--no-clip-vloss", False), ("--clip-vloss", True)
+], ids=["paper", "default, as released"])  # fmt: skip
+
+
 @every_population
-def test_sapg_eq_8_epo_eq_9_off_policy_critic(train, script):
+@every_value_loss
+def test_sapg_eq_8_epo_eq_9_off_policy_critic(train, script, clip, clipped):
     """SAPG Eq. 8, EPO Eq. 9: E over the others' data of (V_1(s) - V_target,off(s))^2. main(), v_loss.
 
-    An off-policy row that counts 1e15 times an on-policy one leaves this alone.
+    An off-policy row that counts 1e15 times an on-policy one leaves this alone. The default clips as in Eq. 7.
     """
-    flags = "--num-minibatches 1 --no-clip-vloss --off-policy-coef 1e15"
-    run = play(train, script, f"{AS_SAPG[script]} {flags}")
-    assert_gradients(
-        run, lambda rows: 2.0 * mean(critic_error(row) for row in rows if row.kind == "off-policy"), "critic"
+    run = play(train, script, f"{AS_SAPG[script]} --num-minibatches 1 {clip} --off-policy-coef 1e15")
+    eps = run.args.clip_coef if clipped else math.inf
+    met = assert_gradients(
+        run, lambda rows: 2.0 * mean(critic_error(row, eps) for row in rows if row.kind == "off-policy"), "critic"
     )
+    assert any(critic_error(row, eps) != critic_error(row) for row in met if row.kind == "off-policy") == clipped
 
 
 @every_population
+@every_value_loss
 @pytest.mark.parametrize("coef", [1.0, 0.25])
-def test_sapg_eq_9_epo_eq_10_critic_weight(train, script, coef):
+def test_sapg_eq_9_epo_eq_10_critic_weight(train, script, coef, clip, clipped):
     """SAPG Eq. 9, EPO Eq. 10: L_on^critic + lambda L_off^critic, lambda that of the policy's loss. main(), weight."""
-    flags = f"--num-minibatches 1 --no-clip-vloss --off-policy-coef {coef}"
-    run = play(train, script, f"{AS_SAPG[script]} {flags}")
-    assert_gradients(run, lambda rows: 2.0 * over_agents(rows, critic_error, coef), "critic")
+    run = play(train, script, f"{AS_SAPG[script]} --num-minibatches 1 {clip} --off-policy-coef {coef}")
+    eps = run.args.clip_coef if clipped else math.inf
+    assert_gradients(run, lambda rows: 2.0 * over_agents(rows, lambda row: critic_error(row, eps), coef), "critic")
 
 
 @every_script
