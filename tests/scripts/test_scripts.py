@@ -97,7 +97,7 @@ def test_every_row_of_its_table_is_accepted(script):
         assert (args.env_id, args.num_iterations) == (env_id, 1)
 
 
-@pytest.mark.parametrize("i, env_id", enumerate(sorted(envs.TASKS.keys() - TINY.keys())))
+@pytest.mark.parametrize("i, env_id", list(enumerate(sorted(envs.TASKS.keys() - TINY.keys()))))
 def test_runs_on_every_task_as_its_table_says(i, env_id):
     """One iteration of 8 environments, all else at the task's own settings; the scripts take turns."""
     script = SCRIPTS[i % 4]
