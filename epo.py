@@ -446,7 +446,7 @@ def main(argv=None):
     fitness, lineage_stats = Fitness(N, args.num_agents, device), harness.LineageStats()  # EPO
     state = {
         "agent": agent, "optimizer": optimizer, "env": env, "episodes": episodes,
-        "obs": obs[0], "dones": dones[0], "lstm_state": lstm_state,
+        "obs": obs[0], "dones": dones[0], "lstm_state": lstm_state,  # views: written in place below
         "fitness": fitness, "lineage_stats": lineage_stats,  # EPO
     }  # fmt: skip
     run = harness.Run(args, state, saved)
@@ -604,12 +604,13 @@ def main(argv=None):
             "perf/rollout_s": update_start - rollout_start,
             "perf/update_s": time.perf_counter() - update_start,
             # EPO
-            **evolution,
-            **lineage_stats.scalars(),
+            **evolution, **lineage_stats.scalars(),
             "evolution/fired": bool(lineage),
             "evolution/replaced": len(lineage),
             "evolution/fitness_gap": gap,
             "evolution/threshold": args.ga_threshold * scale,
+            "evolution/fitness_best": agent_fitness[1:].nanquantile(1.0),
+            "evolution/fitness_median": agent_fitness[1:].nanquantile(0.5),
         }
         run.checkpoint(iteration, global_step)
         run.log(iteration, global_step, scalars)

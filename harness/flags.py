@@ -266,9 +266,9 @@ def make_env(args):
         env = make_checked(*flags, num_envs, *rest, staggered=True)
         check_memory(args, env)
     engine = getattr(env, "engine_name", "its own")
-    processes = f"{distributed.WORLD_SIZE} processes, " if distributed.WORLD_SIZE > 1 else ""
-    uncaught.say(
-        f"{args.env_id}: engine {engine}, {args.device}, {processes}{torch.get_num_threads()} threads, "
-        f"{args.num_envs:,} environments"
-    )
+    if engine == "mujoco" and args.device != "cpu":
+        engine += " on the CPU (for MuJoCo Warp on the GPU: pip install -r requirements-gpu.txt)"
+    workers = f"{distributed.WORLD_SIZE} processes, " if distributed.WORLD_SIZE > 1 else ""
+    workers += f"{torch.get_num_threads()} threads"
+    uncaught.say(f"{args.env_id}: engine {engine}, {args.device}, {workers}, {args.num_envs:,} environments")
     return env

@@ -153,8 +153,10 @@ def main(argv=None):
     parser.add_argument("--num-states", type=int, default=8_192, help="observations of each training")
     parser.add_argument("--states", nargs="*", default=(), metavar="NPZ", help="files of --save, to be measured too")
     parser.add_argument("--save", metavar="NPZ", help="write all states to this file")
-    parser.add_argument("--out", help="default: diversity/ENV_ID beside this file")
+    parser.add_argument("--out", help="default: benchmarks/results/diversity/ENV_ID")
     args, flags = parser.parse_known_args(argv)
+    out = args.out or str(ROOT / "benchmarks" / "results" / "diversity" / args.env_id)
+    pathlib.Path(out).parent.mkdir(parents=True, exist_ok=True)
     states = {run: torch.from_numpy(array) for path in args.states for run, array in np.load(path).items()}
     for name, command in (run.split("=", 1) for run in args.runs):
         for seed in range(1, args.seeds + 1):
@@ -166,7 +168,6 @@ def main(argv=None):
     for run, tensor in standardise(states).items():
         rows += [(*run.rsplit(":", 1), *row) for row in measure(tensor)]
     print_table(rows)
-    out = args.out or str(pathlib.Path(__file__).with_suffix("") / args.env_id)
     with open(out + ".csv", "w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(["name", "seed", "measure", "size", "value"])

@@ -77,7 +77,7 @@ def cpu_rows(env_id, share=1.0):
     for name, millions, num_minibatches, update_epochs, num_steps in CPU_ROWS[env_id]:
         flags = f"--num-steps {num_steps} --num-minibatches {num_minibatches} --update-epochs {update_epochs}"
         total_timesteps = round(share * 1e6 * millions)
-        for suffix, clip in (("", ""), (", unclipped", " --no-clip-vloss")):
+        for suffix, clip in (("", " --clip-vloss"), (", unclipped", " --no-clip-vloss")):
             variants.append(Variant(name + suffix, "ppo.py", flags + clip, total_timesteps=total_timesteps))
     return Experiment(
         env_id=env_id,
@@ -89,12 +89,12 @@ def cpu_rows(env_id, share=1.0):
     )
 
 
-def on_moat(variants, flags=""):
+def on_moat(variants, flags="--clip-vloss"):
     return Experiment(
         env_id="Moat",
         total_timesteps=6_000_000,
         seeds=range(1, 11),
-        flags=f"--num-envs 3072 {MOAT} {flags}".strip(),
+        flags=f"--num-envs 3072 {MOAT} {flags}",
         tags=(OBJECTIVE,),
         finals=(RETURN, STD, "evolution/fired"),
         threshold=12,
@@ -102,8 +102,11 @@ def on_moat(variants, flags=""):
     )
 
 
-def moat(flags="", more_seeds=()):
-    """PPO and the populations with minibatches of 12,288, 3,072 or 768 rows. more_seeds: variants with twenty."""
+def moat(flags="--clip-vloss", more_seeds=()):
+    """PPO with minibatches of 12,288, 3,072 or 768 rows, populations with the off-policy rows on top.
+
+    more_seeds: variants with twenty.
+    """
     runs = [("PPO", "ppo.py", 1, None, k) for k in (4, 16, 64)]
     runs += [(*population, k) for k in (4, 16, 64) for population in MOAT_POPULATIONS]
     variants = []
@@ -224,7 +227,7 @@ def batch_scaling(env_id, num_envs, max_ent_coef):
         env_id=env_id,
         total_timesteps=122 * 16 * num_envs,
         seeds=range(0, 5),
-        flags=f"--num-envs {num_envs} {MOAT}",
+        flags=f"--num-envs {num_envs} {MOAT} --clip-vloss",
         tags=(OBJECTIVE,),
         finals=(RETURN, STD),
         variants=(
@@ -242,6 +245,7 @@ def robot(env_id, score):
         env_id=env_id,
         total_timesteps=10_000_000,
         seeds=range(1, 4),
+        flags="--clip-vloss",
         tags=tuple(dict.fromkeys((score, RETURN, OBJECTIVE, REWARD))),
         finals=(STD,),
         variants=tuple(sized(*each, 1_024, "1,024 rows") for each in agents),
@@ -262,8 +266,8 @@ EXPERIMENTS = {
         final_share=20 / 300,  # iterations 281 to 300
         first_above=30,
         variants=(
-            Variant("PPO", "ppo.py", "--num-minibatches 4"),
-            Variant("SAPG-4", "sapg.py", SAPG_4, range(0, 12)),
+            Variant("PPO", "ppo.py", "--num-minibatches 4 --clip-vloss"),
+            Variant("SAPG-4", "sapg.py", f"{SAPG_4} --clip-vloss", range(0, 12)),
             Variant("PPO, unclipped", "ppo.py", "--num-minibatches 4 --no-clip-vloss"),
             Variant("SAPG-4, unclipped", "sapg.py", f"{SAPG_4} --no-clip-vloss", range(0, 12)),
             Variant(
@@ -298,12 +302,24 @@ EXPERIMENTS = {
             )
         ),
     ),
+    # With its defaults EPO replaces one of 47 followers at a time, four to six times in a run of `moat`. Does it matter
+    # what is selected where half of them are replaced?
+    "moat_selection": on_moat(
+        tuple(
+            Variant(
+                f"{name}, 24 elites, {k} minibatches", "epo.py",
+                f"--num-agents 48 --max-ent-coef 0.025 --num-elites 24 --num-minibatches {k}", None, env_id,
+            )
+            for k in (16, 64)
+            for name, _, _, env_id in MOAT_POPULATIONS[-2:]
+        )
+    ),
     # The same questions on Grasp; minibatches of 768 rows, or of the papers' 4 N
     "grasp": Experiment(
         env_id="Grasp",
         total_timesteps=4_000_000,
         seeds=range(0, 5),
-        flags=f"--num-envs 3072 {MOAT}",
+        flags=f"--num-envs 3072 {MOAT} --clip-vloss",
         tags=(OBJECTIVE,),
         finals=(RETURN, STD, "evolution/fired"),
         variants=tuple(
@@ -339,7 +355,10 @@ EXPERIMENTS = {
         flags=f"--num-envs 3072 {MOAT} --num-agents 64 --max-ent-coef 0.025 --num-minibatches 4",
         tags=(OBJECTIVE, STD, "charts/learning_rate"),
         threshold=12,
-        variants=(Variant("EPO-64", "epo.py"), Variant("EPO-64, unclipped", "epo.py", "--no-clip-vloss")),
+        variants=(
+            Variant("EPO-64", "epo.py", "--clip-vloss"),
+            Variant("EPO-64, unclipped", "epo.py", "--no-clip-vloss"),
+        ),
     ),
     "moat_critic": on_moat(
         tuple(
@@ -356,7 +375,7 @@ EXPERIMENTS = {
         tags=(RETURN, REWARD),
         finals=(STD, "charts/reward_*"),
         variants=(
-            Variant("PPO", "ppo.py"),
+            Variant("PPO", "ppo.py", "--clip-vloss"),
             Variant("PPO, unclipped", "ppo.py", "--no-clip-vloss"),
             Variant("PPO, unclipped, separate critic", "ppo.py", "--no-clip-vloss --separate-critic"),
         ),

@@ -10,6 +10,7 @@ RESULTS/EXPERIMENT.csv holds what the finished runs logged, in the columns exper
     step "mean"         mean over the whole curve
     step "first_above"  value: the first step at which the score exceeds the experiment's `first_above`, inf: never
     tag "seconds"       how long the run took
+    tag "commit"    of the checkout whose script was run, with a + where it had changes
     tag "return_over_100_episodes"  the mean return of about the latest 100 episodes, as rl_games counts them
     tag "evaluation/sampled", "evaluation/mean"  evaluate.py's mean return over 100 episodes (with `evaluate`)
 
@@ -60,10 +61,7 @@ class Run:
         slug = re.sub(r"[^\w.-]+", "_", self.variant).strip("_")
         self.folder = args.folder.resolve() / name / slug / str(seed)
         self.repository = args.repository.resolve()
-        total_timesteps = variant.total_timesteps or experiment.total_timesteps
-        flags = f"--env-id {variant.env_id or experiment.env_id} --total-timesteps {total_timesteps}"
-        flags += f" --seed {seed} --no-cuda {experiment.flags} {variant.flags}"
-        self.command = [variant.script, *flags.split()]
+        self.command = command(experiment, variant, seed)
         self.record = {"experiment": name, "variant": self.variant, "seed": seed, "command": self.command}
         self.record.update(commit=None, seconds=0.0, status=None)
         self.process = None
@@ -135,6 +133,14 @@ class Run:
         return elapsed / gained * (1 - share) if gained > 0 else None
 
 
+def command(experiment, variant, seed):
+    """The script of a run and its flags."""
+    total_timesteps = variant.total_timesteps or experiment.total_timesteps
+    flags = f"--env-id {variant.env_id or experiment.env_id} --total-timesteps {total_timesteps}"
+    flags += f" --seed {seed} --no-cuda {experiment.flags} {variant.flags}"
+    return [variant.script, *flags.split()]
+
+
 def complete(checkpoint):
     """Whether a script's checkpoint is that of its last iteration."""
     saved = torch.load(checkpoint, map_location="cpu", weights_only=True)
@@ -153,9 +159,9 @@ def commit(repository):
 
 def time_left(waiting, running, seconds, workers):
     """Estimated seconds until all is done, None where nothing is known yet. seconds: variant -> those of done runs."""
-    known = [x for run in running for x in [run.seconds_left()] if x is not None]
-    shares = [(run, run.seconds_left()) for run in running]
-    whole = {run.variant: (left + time.time() - run.began) for run, left in shares if left is not None}
+    estimates = [(run, run.seconds_left()) for run in running]
+    known = [left for _, left in estimates if left is not None]
+    whole = {run.variant: left + time.time() - run.began for run, left in estimates if left is not None}
     everything = [x for values in seconds.values() for x in values] or list(whole.values())
     if not everything:
         return None
@@ -276,7 +282,10 @@ def summarize_curve(steps, values, final_share, first_above=None):
 
 
 def collect(name, folder, results, repository):
-    """Write RESULTS/NAME.csv from the finished runs below `folder`. Returns its path, None where there are none."""
+    """Write RESULTS/NAME.csv from the finished runs below `folder`. Returns its path, None where there are none.
+
+    A variant's runs with other flags than the table's are left out.
+    """
     experiment, path, rows = EXPERIMENTS[name], results / f"{name}.csv", {}
     if path.exists():
         with path.open(newline="") as file:
@@ -287,7 +296,12 @@ def collect(name, folder, results, repository):
         if record["status"] != 0:
             continue
         key = record["variant"], record["seed"]
+        variants = [each for each in experiment.variants if f"{key[0]} (".startswith(f"{each.name} (")]  # (label)
+        if record["command"] not in [command(experiment, each, key[1]) for each in variants]:
+            print(f"{record_path.parent}: left out, its flags are not those of a variant of {name}")
+            continue
         rows[key] = [[name, *key, "seconds", "final", round(record["seconds"])]]
+        rows[key] += [[name, *key, "commit", "final", record["commit"]]]
         if experiment.evaluate:
             found = evaluate(record_path.parent, repository)
             rows[key] += [[name, *key, f"evaluation/{actions}", "final", mean] for actions, mean in found.items()]

@@ -8,6 +8,7 @@ one probability of improvement over all of them. `--value best`, `mean`, `first_
 
 import argparse
 import csv
+import itertools
 import pathlib
 import sys
 
@@ -21,6 +22,7 @@ from benchmarks.scripts.experiments import EXPERIMENTS  # noqa: E402
 RESULTS = ROOT / "benchmarks" / "results"
 RESAMPLES = 5_000
 CONFIDENCE = 0.95
+FEW = 6  # seeds; with so many or fewer on both sides a test by all permutations is made too
 
 
 def interquartile_mean(scores):
@@ -61,6 +63,17 @@ def improvement_interval(pairs, seed=0):
     return (np.mean([probability_of_improvement(x, y) for x, y in pairs]), *interval(np.mean(resampled, 0)))
 
 
+def rank_sum_p(x, y):
+    """p-value of x (R,), y (S,) coming from one distribution: two-sided exact permutation test of P(X > Y)."""
+    pooled, count = np.concatenate([x, y]), len(x)
+    observed = abs(probability_of_improvement(x, y) - 0.5)
+    extreme = []
+    for chosen in itertools.combinations(range(len(pooled)), count):
+        rest = np.delete(pooled, chosen)
+        extreme.append(abs(probability_of_improvement(pooled[list(chosen)], rest) - 0.5) >= observed - 1e-9)
+    return float(np.mean(extreme))
+
+
 def share_at_least(scores, threshold):
     """Share of scores (R,) at or above threshold."""
     return float((np.asarray(scores) >= threshold).mean())
@@ -70,9 +83,10 @@ def share_at_least(scores, threshold):
 
 
 def read_rows(path):
-    """The rows of a csv that run.py wrote, seed as int, value as float."""
+    """The numbers of a csv that run.py wrote, seed as int, value as float."""
     with open(path, newline="") as file:
-        return [dict(row, seed=int(row["seed"]), value=float(row["value"])) for row in csv.DictReader(file)]
+        rows = [row for row in csv.DictReader(file) if row["tag"] != "commit"]
+    return [dict(row, seed=int(row["seed"]), value=float(row["value"])) for row in rows]
 
 
 def read_values(path, tag, step="final"):
@@ -95,18 +109,18 @@ def read_curves(path, tag):
     }
 
 
-def scores_table(values, threshold=None):
-    """Markdown lines for values: variant -> {seed: value}."""
+def scores_table(values, threshold=None, sign=1):
+    """Markdown lines for values: variant -> {seed: value}. sign: -1 where a smaller value is better."""
     head = ["", "seeds", "median", f"IQM ({CONFIDENCE:.0%} interval)"]
     head += [f"at {threshold:g} or more"] if threshold is not None else []
-    head += ["minimum", "every seed"]
+    head += ["worst", "every seed"]
     lines = ["| " + " | ".join(head) + " |", "|-" * len(head) + "|"]
     for variant, seeds in values.items():
         scores = np.array(list(seeds.values()))
         iqm, low, high = interquartile_mean_interval([scores])
         cells = [variant, str(len(scores)), f"{np.median(scores):.4g}", f"{iqm:.4g} ({low:.4g} to {high:.4g})"]
         cells += [f"{share_at_least(scores, threshold):.0%}"] if threshold is not None else []
-        cells += [f"{scores.min():.4g}", ", ".join(f"{score:.4g}" for score in scores)]
+        cells += [f"{sign * (sign * scores).min():.4g}", ", ".join(f"{score:.4g}" for score in scores)]
         lines.append("| " + " | ".join(cells) + " |")
     return lines
 
@@ -114,9 +128,9 @@ def scores_table(values, threshold=None):
 def improvement_table(experiments, baseline, sign=1):
     """Markdown lines; experiments: a list of variant -> {seed: value}, one per task, all of which have the baseline.
 
-    sign: -1 where a smaller value is better.
+    sign: -1 where a smaller value is better. With few seeds the interval is too narrow, hence the p-value.
     """
-    lines = [f"| | probability of improvement over {baseline} ({CONFIDENCE:.0%} interval) |", "|-|-|"]
+    lines = [f"| | probability of improvement over {baseline} ({CONFIDENCE:.0%} interval) | p |", "|-|-|-|"]
     for variant in experiments[0]:
         if variant == baseline or not all(variant in values for values in experiments):
             continue
@@ -124,7 +138,9 @@ def improvement_table(experiments, baseline, sign=1):
             tuple(sign * np.array(list(values[name].values())) for name in (variant, baseline))
             for values in experiments
         ]
-        lines.append("| {} | {:.2f} ({:.2f} to {:.2f}) |".format(variant, *improvement_interval(pairs)))
+        exact = len(pairs) == 1 and max(map(len, pairs[0])) <= FEW
+        p = f"{rank_sum_p(*pairs[0]):.2g}" if exact else ""
+        lines.append("| {} | {:.2f} ({:.2f} to {:.2f}) | {} |".format(variant, *improvement_interval(pairs), p))
     return lines
 
 
@@ -138,7 +154,7 @@ def main(argv=None):
     parser.add_argument("--versus", help="the variant that the others are compared with (the first)")
     parser.add_argument("--results", type=pathlib.Path, default=RESULTS)
     args = parser.parse_args(argv)
-    tables = []
+    tables, sign = [], -1 if args.value == "first_above" else 1
     for name in args.experiments:
         experiment, path = EXPERIMENTS[name], args.results / f"{name}.csv"
         if not path.exists():
@@ -150,12 +166,11 @@ def main(argv=None):
         threshold = args.threshold
         if threshold is None and tag == experiment.tags[0] and args.value == "final":
             threshold = experiment.threshold
-        print(f"\n{name}: {args.value} {tag}\n", *scores_table(values, threshold), sep="\n")
+        print(f"\n{name}: {args.value} {tag}\n", *scores_table(values, threshold, sign), sep="\n")
         tables.append(values)
     baseline = args.versus or next(iter(tables[0]))
     if not all(baseline in values for values in tables):
         parser.error(f"--versus {baseline}: must be a variant of every experiment")
-    sign = -1 if args.value == "first_above" else 1
     print("", *improvement_table(tables, baseline, sign), sep="\n")
 
 

@@ -4,6 +4,7 @@ import csv
 import dataclasses
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -54,10 +55,22 @@ def test_the_table_of_improvements_is_of_the_variants_over_the_baseline():
     found = [summarize.improvement_table(tasks, "base", sign)[2:] for tasks, sign in (
         ([task], 1), ([task], -1), ([task, other], 1),
     )]  # fmt: skip
-    line = "| {0} | {1} ({1} to {1}) |".format
-    assert found[0] == [line("good", "1.00"), line("bad", "0.00")]
-    assert found[1] == [line("good", "0.00"), line("bad", "1.00")]
-    assert found[2] == [line("good", "0.50"), line("bad", "0.00")]
+    line = "| {0} | {1} ({1} to {1}) | {2} |".format  # 2 of 6 ways to divide four runs, 1 of 3
+    assert found[0] == [line("good", "1.00", "0.33"), line("bad", "0.00", "0.33")]
+    assert found[1] == [line("good", "0.00", "0.33"), line("bad", "1.00", "0.33")]
+    assert found[2] == [line("good", "0.50", ""), line("bad", "0.00", "")]  # of two tasks no p-value
+
+
+def test_the_rank_sum_test_counts_permutations():
+    assert summarize.rank_sum_p([1.0, 2.0, 3.0], [4.0, 5.0, 6.0]) == 2 / 20
+    assert summarize.rank_sum_p([1.0, 3.0, 2.0], [4.0, 2.5, 6.0]) == 4 / 20  # one pair is the other way round
+    assert summarize.rank_sum_p([1.0, 1.0], [1.0, 1.0]) == 1.0
+
+
+def test_the_worst_seed_is_the_one_that_is_late():
+    early = {"a": {1: 10.0, 2: 30.0}}
+    assert summarize.scores_table(early)[-1].split(" | ")[-2] == "10"
+    assert summarize.scores_table(early, sign=-1)[-1].split(" | ")[-2] == "30"
 
 
 def test_share_at_least_counts_equal_scores():
@@ -243,7 +256,7 @@ def test_what_is_done_is_skipped_and_a_crash_does_not_end_the_others(fake, tmp_p
     assert ended.value.code == 1
     out = capsys.readouterr().out
     assert "fake: crashes, seed 2: failed with status 1: it broke" in out and "good, seed 2: done" in out
-    found = [row for row in rows(tmp_path / "fake.csv") if row["step"] == "final" and row["tag"] != "seconds"]
+    found = [row for row in rows(tmp_path / "fake.csv") if row["step"] == "final" and row["tag"] in FAKE.tags]
     finals = {(row["variant"], row["seed"]): row["value"] for row in found}
     assert finals == {("good", "1"): "98", ("good", "2"): "196"}  # means of 96 to 100, times the seed
     log = tmp_path / "runs" / "fake" / "good" / "1" / "log.txt"
@@ -269,9 +282,20 @@ def test_the_running_return_and_the_evaluation_are_collected(fake, tmp_path, mon
     fake("--variants", "good", "--seeds", "2")
     (tmp_path / "repository" / "evaluate.py").write_text("exit(1)")
     fake("--variants", "good", "--seeds", "2")  # what has been evaluated is not evaluated again
-    found = {(row["tag"], row["step"]): float(row["value"]) for row in rows(tmp_path / "fake.csv")}
+    found = {(row["tag"], row["step"]): row["value"] for row in summarize.read_rows(tmp_path / "fake.csv")}
     assert found["evaluation/sampled", "final"] == -1.5 and found["evaluation/mean", "final"] == 12
     assert found[RUNNING_RETURN, "final"] == found[RUNNING_RETURN, "best"] == 100  # twice the mean of 1, 3, ..., 99
+
+
+def test_the_csv_says_which_commit_and_takes_no_run_with_other_flags(fake, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(run, "commit", lambda repository: "0123abcd")
+    fake("--variants", "good", "--seeds", "1", "--label", "other checkout")
+    found = [row["value"] for row in rows(tmp_path / "fake.csv") if row["tag"] == "commit"]
+    assert found == ["0123abcd"]
+    (tmp_path / "fake.csv").unlink()
+    monkeypatch.setitem(run.EXPERIMENTS, "fake", dataclasses.replace(FAKE, flags="--more"))
+    fake("--collect-only")
+    assert "left out, its flags" in capsys.readouterr().out and not (tmp_path / "fake.csv").exists()
 
 
 def test_a_variant_may_have_its_own_number_of_steps(tmp_path):
@@ -386,3 +410,11 @@ def test_in_phase_tasks_ignore_staggering():
     env = envs.make("benchmarks.scripts.in_phase:AllegroHand", 2, staggered=True)
     env.reset()
     assert not env.episode_step.any()
+
+
+def test_the_index_names_what_was_not_run():
+    index = (run.BENCHMARKS / "README.md").read_text()
+    (sentence,) = re.findall(r"Defined, but not run yet: (.*?)\.\n", index, re.DOTALL)
+    assert set(re.findall(r"`(\w+)`", sentence)) == {
+        name for name in EXPERIMENTS if not (run.BENCHMARKS / "results" / f"{name}.csv").exists()
+    }

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from dataclasses import fields
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ import cpo
 import envs
 import epo
 import evaluate
+import harness
 import ppo
 import sapg
 from harness import distributed, hyperparameters
@@ -85,6 +87,15 @@ def test_runs_as_a_process(script, env_id):
     assert [line["percent"] for line in lines] == ["50.0", "100.0"]
     assert re.fullmatch(rf"{env_id}__{script.__name__}__7__\d{{10}}", the_run().name)
     assert "SPS" in result.stdout and "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize("device, engine", [("cpu", "mujoco"), ("cuda", "warp"), ("cuda", "mujoco")])
+def test_the_first_line_says_that_a_gpu_waits_for_physics_on_the_cpu(device, engine, monkeypatch, capsys):
+    monkeypatch.setattr(harness.flags, "make_checked", lambda *_, **__: SimpleNamespace(engine_name=engine))
+    monkeypatch.setattr(harness.flags, "check_memory", lambda *_: None)
+    args = SimpleNamespace(env_id="Ant", num_envs=8, device=device, seed=1, engine="auto")
+    harness.flags.make_env(args)
+    assert ("requirements-gpu.txt" in capsys.readouterr().out) == (device == "cuda" and engine == "mujoco")
 
 
 AS_TUNED = "--no-cuda --env-id {} --num-envs 8 --num-minibatches 4 --total-timesteps 1"
