@@ -218,8 +218,11 @@ def sized(name, script, num_agents, num_envs, rows, size, flags="", seeds=None, 
     return Variant(f"{name}, {size}", script, flags.strip(), seeds, env_id)
 
 
-def batch_scaling(env_id, num_envs, max_ent_coef):
-    """SAPG's premise: PPO does not use more environments. 122 iterations, as many as Moat's 6 M steps have."""
+def batch_scaling(env_id, num_envs, max_ent_coef, between=()):
+    """SAPG's premise: PPO does not use more environments. 122 iterations, as many as Moat's 6 M steps have.
+
+    between: more sizes of a minibatch for PPO and SAPG-6, in rows.
+    """
     populations = (("SAPG-6", "sapg.py", 6), ("CPO-6", "cpo.py", 6), ("EPO-48", "epo.py", 48))
     small, large = (768, "768 rows"), (4 * num_envs, "4 N rows")
     entropy = f"--max-ent-coef {max_ent_coef}"
@@ -234,6 +237,8 @@ def batch_scaling(env_id, num_envs, max_ent_coef):
             *(sized("PPO", "ppo.py", 1, num_envs, *size) for size in (small, large)),
             *(sized(*population, num_envs, *small, entropy) for population in populations),
             sized(*populations[0], num_envs, *large, entropy),
+            *(sized("PPO", "ppo.py", 1, num_envs, rows, f"{rows:,} rows") for rows in between),
+            *(sized(*populations[0], num_envs, rows, f"{rows:,} rows", entropy) for rows in between),
         ),
     )
 
@@ -341,9 +346,9 @@ EXPERIMENTS = {
         ),
     ),
     **{
-        f"{env_id.lower()}_{num_envs}": batch_scaling(env_id, num_envs, max_ent_coef)
+        f"{env_id.lower()}_{num_envs}": batch_scaling(env_id, num_envs, max_ent_coef, between)
         for env_id, max_ent_coef in (("Moat", 0.025), ("Grasp", 0.005))
-        for num_envs in (1_536, 24_576)
+        for num_envs, between in ((1_536, ()), (24_576, (6_144, 24_576)))
     },
     "ant_populations": robot("Ant", RETURN),
     "allegro_hand_populations": robot("AllegroHand", OBJECTIVE),
