@@ -224,7 +224,7 @@ def batch_scaling(env_id, num_envs, max_ent_coef, between=()):
     between: more sizes of a minibatch for PPO and SAPG-6, in rows.
     """
     populations = (("SAPG-6", "sapg.py", 6), ("CPO-6", "cpo.py", 6), ("EPO-48", "epo.py", 48))
-    small, large = (768, "768 rows"), (4 * num_envs, "4 N rows")
+    small, *larger = (768, "768 rows"), *((rows, f"{rows:,} rows") for rows in between), (4 * num_envs, "4 N rows")
     entropy = f"--max-ent-coef {max_ent_coef}"
     return Experiment(
         env_id=env_id,
@@ -234,11 +234,9 @@ def batch_scaling(env_id, num_envs, max_ent_coef, between=()):
         tags=(OBJECTIVE,),
         finals=(RETURN, STD),
         variants=(
-            *(sized("PPO", "ppo.py", 1, num_envs, *size) for size in (small, large)),
+            *(sized("PPO", "ppo.py", 1, num_envs, *size) for size in (small, *larger)),
             *(sized(*population, num_envs, *small, entropy) for population in populations),
-            sized(*populations[0], num_envs, *large, entropy),
-            *(sized("PPO", "ppo.py", 1, num_envs, rows, f"{rows:,} rows") for rows in between),
-            *(sized(*populations[0], num_envs, rows, f"{rows:,} rows", entropy) for rows in between),
+            *(sized(*populations[0], num_envs, *size, entropy) for size in larger),
         ),
     )
 
