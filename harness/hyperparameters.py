@@ -78,7 +78,7 @@ POPULATION = dict(
     num_envs=960, num_steps=16, num_minibatches=15, clip_vloss=True, hidden_sizes=(256, 128, 64), max_ent_coef=0.001,
 )  # fmt: skip
 SAPG = merge(PPO, {
-    "AllegroKukaReorientation": dict(max_ent_coef=0.0025),  # half of CPO's 0.005 and of the 0.002 released for two arms
+    "AllegroKukaReorientation": dict(max_ent_coef=0.0025),  # half of CPO's 0.005; with two arms of 0.002, as released
     **{f"AllegroKukaTwoArmsReorientation{obstacle}": dict(max_ent_coef=0.001) for obstacle in OBSTACLES},
     "Anymal": dict(max_ent_coef=0.001),
     "FrankaCubePush": dict(max_ent_coef=0.0025),

@@ -305,8 +305,8 @@ EXPERIMENTS = {
             )
         ),
     ),
-    # With its defaults EPO replaces one of 47 followers at a time, four to six times in a run of `moat`. Does it matter
-    # what is selected where half of them are replaced?
+    # With its defaults EPO replaces one of 47 followers at a time, at most seven times in a run of `moat`. Does it
+    # matter who is selected where half of them are replaced?
     "moat_selection": on_moat(
         tuple(
             Variant(

@@ -10,7 +10,7 @@ RESULTS/EXPERIMENT.csv holds what the finished runs logged, in the columns exper
     step "mean"         mean over the whole curve
     step "first_above"  value: the first step at which the score exceeds the experiment's `first_above`, inf: never
     tag "seconds"       how long the run took
-    tag "commit"    of the checkout whose script was run, with a + where it had changes
+    tag "commit"        of the checkout whose script was run, with a + where it had changes
     tag "return_over_100_episodes"  the mean return of about the latest 100 episodes, as rl_games counts them
     tag "evaluation/sampled", "evaluation/mean"  evaluate.py's mean return over 100 episodes (with `evaluate`)
 

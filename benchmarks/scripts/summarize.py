@@ -4,6 +4,7 @@ Per variant the median, the inter-quartile mean with a bootstrap interval over s
 the experiment's threshold and every seed's value; then each variant's probability of improvement over one of them.
 Definitions: Agarwal et al. 2021 (arXiv 2108.13264). Several experiments count as several tasks: a table each, and
 one probability of improvement over all of them. `--value best`, `mean`, `first_above` in place of `final`: see run.py.
+`--pooled VARIANT ...` adds the mean of these variants' probabilities; `--versus` says over which.
 """
 
 import argparse
@@ -61,6 +62,14 @@ def improvement_interval(pairs, seed=0):
     generator = np.random.default_rng(seed)
     resampled = [probability_of_improvement(resample(x, generator), resample(y, generator)) for x, y in pairs]
     return (np.mean([probability_of_improvement(x, y) for x, y in pairs]), *interval(np.mean(resampled, 0)))
+
+
+def pooled_improvement_interval(variants, y, seed=0):
+    """Probability of improvement over y (S,), mean over variants [x (R,), ...] of the same task, and its interval."""
+    generator = np.random.default_rng(seed)
+    resampled_y = resample(y, generator)
+    resampled = [probability_of_improvement(resample(x, generator), resampled_y) for x in variants]
+    return (np.mean([probability_of_improvement(x, y) for x in variants]), *interval(np.mean(resampled, 0)))
 
 
 def rank_sum_p(x, y):
@@ -152,6 +161,7 @@ def main(argv=None):
     parser.add_argument("--value", default="final", choices=("final", "best", "mean", "first_above"))
     parser.add_argument("--threshold", type=float, help="of a success (the experiment's, for its final score)")
     parser.add_argument("--versus", help="the variant that the others are compared with (the first)")
+    parser.add_argument("--pooled", nargs="+", default=(), metavar="VARIANT", help="variants of a single experiment")
     parser.add_argument("--results", type=pathlib.Path, default=RESULTS)
     args = parser.parse_args(argv)
     tables, sign = [], -1 if args.value == "first_above" else 1
@@ -172,6 +182,13 @@ def main(argv=None):
     if not all(baseline in values for values in tables):
         parser.error(f"--versus {baseline}: must be a variant of every experiment")
     print("", *improvement_table(tables, baseline, sign), sep="\n")
+    if args.pooled:
+        unknown = [name for name in args.pooled if name not in tables[0]]
+        if unknown or len(tables) > 1:
+            parser.error(f"--pooled {' '.join(unknown)}: must be variants of a single experiment")
+        scores = {name: sign * np.array(list(seeds.values())) for name, seeds in tables[0].items()}
+        found = pooled_improvement_interval([scores[name] for name in args.pooled], scores[baseline])
+        print("\npooled: {:.2f} ({:.2f} to {:.2f})".format(*found))
 
 
 if __name__ == "__main__":

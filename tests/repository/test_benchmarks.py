@@ -61,6 +61,23 @@ def test_the_table_of_improvements_is_of_the_variants_over_the_baseline():
     assert found[2] == [line("good", "0.50", ""), line("bad", "0.00", "")]  # of two tasks no p-value
 
 
+def test_pooled_variants_meet_the_same_resampled_baseline():
+    # the resampled baselines are (0, 0), (0, 2), (2, 2), against which both variants win, draw and lose together
+    assert summarize.pooled_improvement_interval([[1, 1], [1, 1]], [0, 2]) == (0.5, 0.0, 1.0)
+    assert summarize.pooled_improvement_interval([[1, 1], [3, 3]], [0, 2]) == (0.75, 0.5, 1.0)
+
+
+def test_pooled_on_the_command_line(tmp_path, capsys):
+    values = {("a", 1): 1, ("a", 2): 1, ("b", 1): 3, ("b", 2): 3, ("c", 1): 2, ("c", 2): 2}
+    lines = [f"moat,{name},{seed},charts/leader_objective,final,{value}" for (name, seed), value in values.items()]
+    (tmp_path / "moat.csv").write_text("\n".join([",".join(run.COLUMNS), *lines]) + "\n")
+    summarize.main(["moat", "--versus", "c", "--pooled", "a", "b", "--results", str(tmp_path)])
+    assert capsys.readouterr().out.endswith("pooled: 0.50 (0.50 to 0.50)\n")
+    with pytest.raises(SystemExit):
+        summarize.main(["moat", "--pooled", "d", "--results", str(tmp_path)])
+    assert "--pooled d: must be variants" in capsys.readouterr().err
+
+
 def test_the_rank_sum_test_counts_permutations():
     assert summarize.rank_sum_p([1.0, 2.0, 3.0], [4.0, 5.0, 6.0]) == 2 / 20
     assert summarize.rank_sum_p([1.0, 3.0, 2.0], [4.0, 2.5, 6.0]) == 4 / 20  # one pair is the other way round
