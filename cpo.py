@@ -2,7 +2,7 @@
 
 The leader cannot use the data of followers that are far from it. So each follower also imitates the leader's actions,
 weighted by its own advantages; optionally, it is rewarded for being distinguishable from the other agents. Read ppo.py
-and sapg.py, then `diff sapg.py cpo.py`: what CPO adds is marked `# CPO:` with the paper's equation. The rows to imitate
+and sapg.py, then `diff sapg.py cpo.py`: what CPO adds is marked `# CPO` with the paper's equation. The rows to imitate
 are spread over SAPG's minibatches, so both algorithms take the same number of gradient steps.
 
 Shape letters: T num_steps, N environments of this process, A num_agents (the paper's M), n = N / A, D observation,
@@ -41,9 +41,9 @@ class Args:
     engine: str = "auto"
     """physics engine: mujoco, warp, isaacgym, or auto for the fastest one installed"""
     num_envs: int = 1_024
-    """number of parallel environments, over all processes"""
+    """number of parallel environments, over all processes (papers: 24,576)"""
     total_timesteps: int = 10_000_000
-    """environment steps, over all environments and processes"""
+    """environment steps, over all environments and processes, in whole iterations (papers: billions)"""
     seed: int = 1
     """random seed"""
     cuda: bool = True
@@ -59,11 +59,11 @@ class Args:
     num_minibatches: int = 4
     """minibatches per update epoch, each a random set of environment columns (papers: 4 N rows each, so 4 at T = 16)"""
     update_epochs: int = 5
-    """passes over the batch per iteration (rl_games: mini_epochs)"""
+    """passes over the batch per iteration (released code: 5 for hands, 2 for AllegroKuka; rl_games: mini_epochs)"""
     learning_rate: float = 3e-4
-    """initial learning rate of Adam; --kl-threshold adapts it"""
+    """initial learning rate of Adam; --kl-threshold adapts it (papers: 1e-4 to 5e-4; IsaacGymEnvs' Ant: 3e-4)"""
     kl_threshold: float = 0.016
-    """KL above twice this divides the learning rate by 1.5, below half multiplies it (rl_games' rule); 0: constant"""
+    """KL above twice this divides the learning rate by 1.5, below half multiplies it (rl_games; SAPG: 0.016); 0: off"""
     gamma: float = 0.99
     """discount per control step (all papers)"""
     gae_lambda: float = 0.95
@@ -71,11 +71,11 @@ class Args:
     critic_n_step: int = 0
     """0: the critic learns the GAE return (released code); 3: the 3-step return of SAPG Eq. 5 and EPO Eq. 6"""
     clip_coef: float = 0.2
-    """clip range of the policy ratio and, with --clip-vloss, of the change of the value (rl_games: e_clip)"""
+    """clip range of the policy ratio and, with --clip-vloss, of the change of the value (papers: 0.1 or 0.2)"""
     clip_vloss: bool = True
     """clip the change of the value (released code: yes; papers: no)"""
     vf_coef: float = 4.0
-    """weight of half the squared value error, in normalised units (rl_games: critic_coef)"""
+    """weight of half the squared value error, in normalised units (released code: 4; rl_games: critic_coef)"""
     ent_coef: float = 0.0
     """weight of the entropy bonus (released code: 0)"""
     bounds_coef: float = 1e-4
@@ -83,9 +83,9 @@ class Args:
     max_grad_norm: float = 1.0
     """maximum global norm of the gradient (all papers)"""
     reward_scale: float = 1.0
-    """the learner sees reward times this; logged returns are unscaled"""
+    """the learner sees reward times this; logged returns are unscaled (released code: 0.01 for most tasks)"""
     hidden_sizes: Tuple[int, ...] = (256, 128, 64)
-    """widths of the MLP's hidden layers, ELU after each"""
+    """widths of the MLP's hidden layers, ELU after each (IsaacGymEnvs' Ant)"""
     separate_critic: bool = False
     """give the value an MLP of its own (SAPG's text); off: one trunk for policy and value (released code)"""
     lstm: bool = False
@@ -397,7 +397,7 @@ def main(argv=None):
     if args.adversarial_coef:  # CPO Eq. 12
         discriminator = Discriminator(env.num_obs, env.num_actions, args).to(device)
         discriminator_optimizer = torch.optim.Adam(discriminator.parameters(), lr=args.learning_rate)
-    # SAPG: the agent of each environment, and the entropy coefficient of each agent
+    # SAPG 4.3, 4.5: the agent of each environment, and the entropy coefficient of each agent
     agent_ids = torch.arange(args.num_agents, device=device).repeat_interleave(N // args.num_agents)[None]  # (1, N)
     ent_coefs = args.ent_coef + torch.linspace(0.0, args.max_ent_coef, args.num_agents, device=device)  # (A,)
 
@@ -409,7 +409,7 @@ def main(argv=None):
     means = torch.zeros(T, N, env.num_actions, device=device)
     logprobs = torch.zeros(T, N, device=device)
     rewards = torch.zeros(T, N, device=device)
-    next_obs = torch.zeros(T, N, env.num_obs, device=device)  # SAPG: the result of each action
+    next_obs = torch.zeros(T, N, env.num_obs, device=device)  # SAPG Eq. 6: the result of each action
     terminated = torch.zeros(T, N, dtype=torch.bool, device=device)
     final_values = torch.zeros(T, N, device=device)  # V(final_obs) where truncated
     lstm_state = torch.zeros(1, N, agent.state_size, device=device)  # before obs[0]
@@ -420,7 +420,7 @@ def main(argv=None):
         "agent": agent, "optimizer": optimizer, "env": env, "episodes": episodes,
         "obs": obs[0], "dones": dones[0], "lstm_state": lstm_state,  # views: written in place below
     }  # fmt: skip
-    if args.adversarial_coef:  # CPO
+    if args.adversarial_coef:  # CPO Eq. 12
         state.update(discriminator=discriminator, discriminator_optimizer=discriminator_optimizer)
     run = harness.Run(args, state, saved)
     global_step = run.global_step
@@ -438,7 +438,7 @@ def main(argv=None):
                 means[t] = policy.mean
                 obs[t + 1], reward, terminated[t], truncated, info = env.step(actions[t])
                 rewards[t], dones[t + 1] = args.reward_scale * reward, terminated[t] | truncated
-                next_obs[t] = torch.where(dones[t + 1][:, None], info["final_obs"], obs[t + 1])  # SAPG
+                next_obs[t] = torch.where(dones[t + 1][:, None], info["final_obs"], obs[t + 1])  # SAPG Eq. 6
                 if truncated.any():
                     ids = truncated.nonzero().squeeze(1)
                     no_dones = torch.zeros(1, len(ids), dtype=torch.bool, device=device)
@@ -482,12 +482,12 @@ def main(argv=None):
             "values": values[:-1],
             "advantages": advantages,
             "returns": returns,
-            "agent_ids": agent_ids,
-            "mu": torch.ones_like(returns),
-            "is_offpolicy": torch.zeros_like(returns),
+            "agent_ids": agent_ids,  # SAPG 4.4
+            "mu": torch.ones_like(returns),  # SAPG Eq. 3
+            "is_offpolicy": torch.zeros_like(returns),  # SAPG Eq. 4
         }
         awac = awac_batch(agent, batch, rewards, next_obs, terminated, args)  # CPO Eq. 10
-        # SAPG: append what the leader learns from the followers
+        # SAPG Eq. 3, 6: append what the leader learns from the followers
         columns, learners = sample_offpolicy_columns(
             agent_ids[0], args.num_agents, args.off_policy_ratio, args.aggregation
         )
@@ -512,7 +512,7 @@ def main(argv=None):
         for epoch in range(args.update_epochs):
             kls = []
             order = torch.randperm(batch["obs"].shape[1], device=device)
-            awac_order = torch.randperm(len(awac["columns"]), device=device)  # CPO
+            awac_order = torch.randperm(len(awac["columns"]), device=device)  # CPO Eq. 10
             chunks = (x.tensor_split(args.num_minibatches) for x in (order, awac_order))
             for columns, awac_columns in zip(*chunks):
                 mb = {key: value[:, columns] for key, value in batch.items()}
@@ -565,7 +565,7 @@ def main(argv=None):
                     kls.append(kl_divergence(old_policy, policy).sum(-1).mean())
                     clipfrac = (clipped_ratio != ratio).float()
                     terms = dict(policy_loss=pg_loss, value_loss=v_loss, entropy=entropy, bounds_loss=bounds_loss)
-                    terms["awac_loss"] = awac_loss  # CPO
+                    terms["awac_loss"] = awac_loss  # CPO Eq. 10, 11
                     for name, term in dict(terms, clipfrac=clipfrac, grad_norm=grad_norm).items():
                         step_losses[f"losses/{name}"].append(term.mean())
             kl = harness.average(torch.stack(kls).mean()).item()
@@ -581,8 +581,8 @@ def main(argv=None):
         # --------------------------------------------------------------------------------------------------------------
         action_std = agent.actor_logstd.detach().exp().mean(1)  # of each agent
         scalars = {
-            **episodes.end_iteration(),
             **{f"charts/{name}": value for name, value in info["metrics"].items()},
+            **episodes.end_iteration(),
             "charts/reward_per_step": rewards.mean() / args.reward_scale,
             "charts/action_std": action_std[0],
             "charts/action_std_max": action_std.max(),

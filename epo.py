@@ -1,8 +1,9 @@
 """EPO: SAPG's leader and followers, with a genetic algorithm over the followers' latents (arXiv 2503.19037 v3).
 
 All agents share the network (gene expression) and differ in a latent vector (genome). When the followers' fitness
-differs enough, the worst are replaced by mutated crossovers of better ones; gradients train everything, as in SAPG.
-Read ppo.py and sapg.py, then `diff sapg.py epo.py`: what EPO adds is marked `# EPO:` with the paper's equation.
+differs enough, the worst are replaced by mutated crossovers of better ones. Gradients train everything, as in SAPG. A
+child inherits the environments, the log-std and the entropy coefficient of the follower that it replaces.
+Read ppo.py and sapg.py, then `diff sapg.py epo.py`: what EPO adds is marked `# EPO` with the paper's equation.
 
 Shape letters: T num_steps, N environments of this process, A num_agents, n = N / A, D observation, U action, L latent,
 H lstm_size, M columns of a minibatch. Layout is always time-major (T, N, ...); a minibatch is a random set of columns,
@@ -39,9 +40,9 @@ class Args:
     engine: str = "auto"
     """physics engine: mujoco, warp, isaacgym, or auto for the fastest one installed"""
     num_envs: int = 1_024
-    """number of parallel environments, over all processes"""
+    """number of parallel environments, over all processes (papers: 24,576)"""
     total_timesteps: int = 10_000_000
-    """environment steps, over all environments and processes"""
+    """environment steps, over all environments and processes, in whole iterations (papers: billions)"""
     seed: int = 1
     """random seed"""
     cuda: bool = True
@@ -57,11 +58,11 @@ class Args:
     num_minibatches: int = 4
     """minibatches per update epoch, each a random set of environment columns (papers: 4 N rows each, so 4 at T = 16)"""
     update_epochs: int = 5
-    """passes over the batch per iteration (rl_games: mini_epochs)"""
+    """passes over the batch per iteration (released code: 5 for hands, 2 for AllegroKuka; rl_games: mini_epochs)"""
     learning_rate: float = 3e-4
-    """initial learning rate of Adam; --kl-threshold adapts it"""
+    """initial learning rate of Adam; --kl-threshold adapts it (papers: 1e-4 to 5e-4; IsaacGymEnvs' Ant: 3e-4)"""
     kl_threshold: float = 0.016
-    """KL above twice this divides the learning rate by 1.5, below half multiplies it (rl_games' rule); 0: constant"""
+    """KL above twice this divides the learning rate by 1.5, below half multiplies it (rl_games; SAPG: 0.016); 0: off"""
     gamma: float = 0.99
     """discount per control step (all papers)"""
     gae_lambda: float = 0.95
@@ -69,11 +70,11 @@ class Args:
     critic_n_step: int = 0
     """0: the critic learns the GAE return (released code); 3: the 3-step return of SAPG Eq. 5 and EPO Eq. 6"""
     clip_coef: float = 0.2
-    """clip range of the policy ratio and, with --clip-vloss, of the change of the value (rl_games: e_clip)"""
+    """clip range of the policy ratio and, with --clip-vloss, of the change of the value (papers: 0.1 or 0.2)"""
     clip_vloss: bool = True
     """clip the change of the value (released code: yes; papers: no)"""
     vf_coef: float = 4.0
-    """weight of half the squared value error, in normalised units (rl_games: critic_coef)"""
+    """weight of half the squared value error, in normalised units (released code: 4; rl_games: critic_coef)"""
     ent_coef: float = 0.0
     """weight of the entropy bonus (released code: 0)"""
     bounds_coef: float = 1e-4
@@ -81,9 +82,9 @@ class Args:
     max_grad_norm: float = 1.0
     """maximum global norm of the gradient (all papers)"""
     reward_scale: float = 1.0
-    """the learner sees reward times this; logged returns are unscaled"""
+    """the learner sees reward times this; logged returns are unscaled (released code: 0.01 for most tasks)"""
     hidden_sizes: Tuple[int, ...] = (256, 128, 64)
-    """widths of the MLP's hidden layers, ELU after each"""
+    """widths of the MLP's hidden layers, ELU after each (IsaacGymEnvs' Ant)"""
     separate_critic: bool = False
     """give the value an MLP of its own (SAPG's text); off: one trunk for policy and value (released code)"""
     lstm: bool = False
@@ -112,7 +113,7 @@ class Args:
 
     # EPO
     num_elites: Optional[int] = None
-    """x: followers that survive a generation; unset: A - 2, so that one is replaced (EPO B.2)"""
+    """x: how many of the A - 1 followers survive a generation; unset: A - 2, all but one (EPO B.2)"""
     crossover: Literal["average", "uniform", "fitness_weighted"] = "average"
     """how a child's latent comes from its parents' (EPO 4.1: average; all three in EPO 5.3)"""
     mutation_std: float = 0.1
@@ -120,7 +121,7 @@ class Args:
     ga_threshold: float = 0.3
     """gamma of EPO Eq. 3 (EPO B.2: 0.3 for manipulation, 0.5 for locomotion)"""
     ga_warmup: float = 1.0
-    """episodes per environment before the first generation (ours; the released code: about 13.6)"""
+    """episodes per environment before the first generation (ours; the released code: about 13.6 in its setup)"""
     ga_interval: float = 0.0
     """episodes per environment between generations, in place of Eq. 3 (EPO 4.1's simpler alternative); 0: Eq. 3"""
 
@@ -337,14 +338,14 @@ class Fitness(nn.Module):
         self.register_buffer("score", torch.zeros(num_envs, device=device))
         self.register_buffer("valid", torch.zeros(num_envs, dtype=torch.bool, device=device))  # score is of this genome
         self.register_buffer("fresh", torch.ones(num_envs, dtype=torch.bool, device=device))  # episode began with it
-        self.register_buffer("finished", torch.zeros(2, dtype=torch.long, device=device))  # now, at the last GA step
+        self.register_buffer("finished", torch.zeros(2, dtype=torch.long, device=device))  # all, before the last GA
 
-    def record(self, episode):
-        """episode: `info["episode"]` of a step, done (N,) bool and objective (N,)."""
+    def record(self, episode, ended):
+        """episode: `info["episode"]` of a step, done and objective (N,). ended (N,): shortened first ones too."""
         counts = episode["done"] & self.fresh
         self.score = torch.where(counts, episode["objective"], self.score)
         self.valid |= counts
-        self.fresh |= episode["done"]
+        self.fresh |= ended
         self.finished[0] += episode["done"].sum()
 
     def per_agent(self):
@@ -359,7 +360,7 @@ class Fitness(nn.Module):
         return total / len(self.score), (total - before) / len(self.score)
 
     def new_genomes(self, agents):
-        """Forget the scores of `agents` (ids); their running episodes will not count."""
+        """A generation: forget the scores of `agents` (ids), whose running episodes will not count."""
         self.valid.view(self.blocks)[agents] = False
         self.fresh.view(self.blocks)[agents] = False
         self.finished[1] = self.finished[0]
@@ -398,7 +399,7 @@ def genetic_algorithm_step(latents, fitness, optimizer, args):
         # 4. Mutation, written into the row: a new Parameter would be unknown to Adam
         noise = args.mutation_std * torch.randn_like(latents[i])
         latents[child] = weight * latents[i] + (1 - weight) * latents[j] + noise
-        # 5. A new latent has no momentum, and its parents' step size
+        # 5. In Adam, a new latent has no momentum, and the second moment of its parents
         state = optimizer.state[latents]
         state["exp_avg"][child] = 0.0
         state["exp_avg_sq"][child] = 0.5 * (state["exp_avg_sq"][i] + state["exp_avg_sq"][j])
@@ -424,7 +425,7 @@ def main(argv=None):
     device, T, N = args.device, args.num_steps, env.num_envs
     agent = Agent(env.num_obs, env.num_actions, args).to(device)
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, fused=device != "cpu")
-    # SAPG: the agent of each environment, and the entropy coefficient of each agent
+    # SAPG 4.3, 4.5: the agent of each environment, and the entropy coefficient of each agent
     agent_ids = torch.arange(args.num_agents, device=device).repeat_interleave(N // args.num_agents)[None]  # (1, N)
     ent_coefs = args.ent_coef + torch.linspace(0.0, args.max_ent_coef, args.num_agents, device=device)  # (A,)
 
@@ -436,7 +437,7 @@ def main(argv=None):
     means = torch.zeros(T, N, env.num_actions, device=device)
     logprobs = torch.zeros(T, N, device=device)
     rewards = torch.zeros(T, N, device=device)
-    next_obs = torch.zeros(T, N, env.num_obs, device=device)  # SAPG: the result of each action
+    next_obs = torch.zeros(T, N, env.num_obs, device=device)  # SAPG Eq. 6: the result of each action
     terminated = torch.zeros(T, N, dtype=torch.bool, device=device)
     final_values = torch.zeros(T, N, device=device)  # V(final_obs) where truncated
     lstm_state = torch.zeros(1, N, agent.state_size, device=device)  # before obs[0]
@@ -458,9 +459,7 @@ def main(argv=None):
         agent_fitness, lineage, evolution = fitness.per_agent(), [], {}
         gap, scale = fitness_spread(agent_fitness, getattr(env, "fitness_floor", 1.0))
         episodes_ever, episodes_since = fitness.episodes()
-        fires = gap > args.ga_threshold * scale  # EPO Eq. 3
-        if args.ga_interval:
-            fires = episodes_since >= args.ga_interval
+        fires = episodes_since >= args.ga_interval if args.ga_interval else gap > args.ga_threshold * scale  # EPO Eq. 3
         if gap.isfinite():  # every follower's fitness is known
             lineage_stats.complete(agent_fitness)
             if fires and episodes_ever >= args.ga_warmup:
@@ -481,7 +480,7 @@ def main(argv=None):
                 means[t] = policy.mean
                 obs[t + 1], reward, terminated[t], truncated, info = env.step(actions[t])
                 rewards[t], dones[t + 1] = args.reward_scale * reward, terminated[t] | truncated
-                next_obs[t] = torch.where(dones[t + 1][:, None], info["final_obs"], obs[t + 1])  # SAPG
+                next_obs[t] = torch.where(dones[t + 1][:, None], info["final_obs"], obs[t + 1])  # SAPG Eq. 6
                 if truncated.any():
                     ids = truncated.nonzero().squeeze(1)
                     no_dones = torch.zeros(1, len(ids), dtype=torch.bool, device=device)
@@ -489,7 +488,7 @@ def main(argv=None):
                         info["final_obs"][None, ids], agent_ids[:, ids], no_dones, next_lstm_state[:, ids]
                     )[0]
                 episodes.record(info["episode"])
-                fitness.record(info["episode"])  # EPO
+                fitness.record(info["episode"], dones[t + 1])  # EPO Algorithm 1, line 9
             values[T] = agent.get_value(obs[T:], agent_ids, dones[T:], next_lstm_state)
         global_step += T * args.num_envs
         harness.share_curriculum(env)
@@ -516,11 +515,11 @@ def main(argv=None):
             "values": values[:-1],
             "advantages": advantages,
             "returns": returns,
-            "agent_ids": agent_ids,
-            "mu": torch.ones_like(returns),
-            "is_offpolicy": torch.zeros_like(returns),
+            "agent_ids": agent_ids,  # SAPG 4.4
+            "mu": torch.ones_like(returns),  # SAPG Eq. 3
+            "is_offpolicy": torch.zeros_like(returns),  # SAPG Eq. 4
         }
-        # SAPG: append what the leader learns from the followers
+        # SAPG Eq. 3, 6: append what the leader learns from the followers
         columns, learners = sample_offpolicy_columns(
             agent_ids[0], args.num_agents, args.off_policy_ratio, args.aggregation
         )
@@ -590,8 +589,8 @@ def main(argv=None):
         # --------------------------------------------------------------------------------------------------------------
         action_std = agent.actor_logstd.detach().exp().mean(1)  # of each agent
         scalars = {
-            **episodes.end_iteration(),
             **{f"charts/{name}": value for name, value in info["metrics"].items()},
+            **episodes.end_iteration(),
             "charts/reward_per_step": rewards.mean() / args.reward_scale,
             "charts/action_std": action_std[0],
             "charts/action_std_max": action_std.max(),
@@ -609,8 +608,8 @@ def main(argv=None):
             "evolution/replaced": len(lineage),
             "evolution/fitness_gap": gap,
             "evolution/threshold": args.ga_threshold * scale,
-            "evolution/fitness_best": agent_fitness[1:].nanquantile(1.0),
-            "evolution/fitness_median": agent_fitness[1:].nanquantile(0.5),
+            "evolution/fitness_best": agent_fitness[LEADER + 1 :].nanquantile(1.0),
+            "evolution/fitness_median": agent_fitness[LEADER + 1 :].nanquantile(0.5),
         }
         run.checkpoint(iteration, global_step)
         run.log(iteration, global_step, scalars)

@@ -257,7 +257,7 @@ def main(argv=None):
     if args.video and not could_be_file(args.video, ".mp4"):
         harness.refuse("--video", args.video, "must be a path.mp4 in a folder that exists")
     if args.video and args.engine == "isaacgym":
-        harness.refuse("--video", args.video, "Isaac Gym draws nothing here; another --engine films the same policy")
+        harness.refuse("--video", args.video, "Isaac Gym draws nothing here; another --engine records the same policy")
     if args.export and not could_be_file(args.export, ".onnx"):
         harness.refuse("--export", args.export, "must be a path.onnx in a folder that exists")
     if args.export and len(args.agents) > 1:

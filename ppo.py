@@ -37,9 +37,9 @@ class Args:
     engine: str = "auto"
     """physics engine: mujoco, warp, isaacgym, or auto for the fastest one installed"""
     num_envs: int = 1_024
-    """number of parallel environments, over all processes"""
+    """number of parallel environments, over all processes (papers: 24,576)"""
     total_timesteps: int = 10_000_000
-    """environment steps, over all environments and processes"""
+    """environment steps, over all environments and processes, in whole iterations (papers: billions)"""
     seed: int = 1
     """random seed"""
     cuda: bool = True
@@ -55,11 +55,11 @@ class Args:
     num_minibatches: int = 4
     """minibatches per update epoch, each a random set of environment columns (papers: 4 N rows each, so 4 at T = 16)"""
     update_epochs: int = 5
-    """passes over the batch per iteration (rl_games: mini_epochs)"""
+    """passes over the batch per iteration (released code: 5 for hands, 2 for AllegroKuka; rl_games: mini_epochs)"""
     learning_rate: float = 3e-4
-    """initial learning rate of Adam; --kl-threshold adapts it"""
+    """initial learning rate of Adam; --kl-threshold adapts it (papers: 1e-4 to 5e-4; IsaacGymEnvs' Ant: 3e-4)"""
     kl_threshold: float = 0.016
-    """KL above twice this divides the learning rate by 1.5, below half multiplies it (rl_games' rule); 0: constant"""
+    """KL above twice this divides the learning rate by 1.5, below half multiplies it (rl_games; SAPG: 0.016); 0: off"""
     gamma: float = 0.99
     """discount per control step (all papers)"""
     gae_lambda: float = 0.95
@@ -67,11 +67,11 @@ class Args:
     critic_n_step: int = 0
     """0: the critic learns the GAE return (released code); 3: the 3-step return of SAPG Eq. 5 and EPO Eq. 6"""
     clip_coef: float = 0.2
-    """clip range of the policy ratio and, with --clip-vloss, of the change of the value (rl_games: e_clip)"""
+    """clip range of the policy ratio and, with --clip-vloss, of the change of the value (papers: 0.1 or 0.2)"""
     clip_vloss: bool = True
     """clip the change of the value (released code: yes; papers: no)"""
     vf_coef: float = 4.0
-    """weight of half the squared value error, in normalised units (rl_games: critic_coef)"""
+    """weight of half the squared value error, in normalised units (released code: 4; rl_games: critic_coef)"""
     ent_coef: float = 0.0
     """weight of the entropy bonus (released code: 0)"""
     bounds_coef: float = 1e-4
@@ -79,9 +79,9 @@ class Args:
     max_grad_norm: float = 1.0
     """maximum global norm of the gradient (all papers)"""
     reward_scale: float = 1.0
-    """the learner sees reward times this; logged returns are unscaled"""
+    """the learner sees reward times this; logged returns are unscaled (released code: 0.01 for most tasks)"""
     hidden_sizes: Tuple[int, ...] = (256, 128, 64)
-    """widths of the MLP's hidden layers, ELU after each"""
+    """widths of the MLP's hidden layers, ELU after each (IsaacGymEnvs' Ant)"""
     separate_critic: bool = False
     """give the value an MLP of its own (SAPG's text); off: one trunk for policy and value (released code)"""
     lstm: bool = False
@@ -365,8 +365,8 @@ def main(argv=None):
         # --------------------------------------------------------------------------------------------------------------
         action_std = agent.actor_logstd.detach().exp().mean(1)  # of each agent
         scalars = {
-            **episodes.end_iteration(),
             **{f"charts/{name}": value for name, value in info["metrics"].items()},
+            **episodes.end_iteration(),
             "charts/reward_per_step": rewards.mean() / args.reward_scale,
             "charts/action_std": action_std[0],
             "charts/action_std_max": action_std.max(),

@@ -6,6 +6,7 @@ import importlib.machinery
 import importlib.metadata
 import importlib.util
 import inspect
+import re
 import sys
 
 from envs import import_isaacgym_first, uncaught  # must come before anything that imports torch
@@ -46,6 +47,15 @@ def check_env_id(env_id):
     prefix, _, name = env_id.partition(":")
     if prefix in ADAPTERS:
         find_adapter(prefix).check(name)
+    elif re.search(r"-v\d+$", env_id):  # an id of EnvPool or Gymnasium
+        if ":" in env_id:
+            nearest = difflib.get_close_matches(prefix.lower(), ADAPTERS, n=1, cutoff=0.5)
+            meant = [f"{nearest[0]}:{name}" if nearest else f"gymnasium:{env_id}"]
+        else:
+            meant = [task for task in TASKS if task.lower() == env_id.rsplit("-", 1)[0].lower()]
+            name = re.sub(rf"^({'|'.join(ADAPTERS)})/", "", env_id)
+            meant += [f"{adapter}:{name}" for adapter in ("envpool", "gymnasium")]
+        raise ValueError(f"did you mean {' or '.join(meant)}?")
     elif ":" in env_id:
         check_constructor(find_class(env_id))
     elif env_id not in TASKS:

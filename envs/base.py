@@ -3,6 +3,7 @@
 import contextlib
 from typing import Tuple
 
+import numpy as np
 import torch
 
 DEVICES = ("cpu", "cuda")
@@ -51,6 +52,7 @@ class VectorEnv:
     frame_rate = 60  # control steps per second, for videos
     staggered = False  # whether `reset` spreads the clocks; `envs.make` sets it
     resumes_exactly = True  # whether `load_state_dict` restores the running episodes
+    _first_numbers = None  # as they were before the first episode
     curriculum: Tuple[str, ...] = ()  # names of the tensors that a curriculum changes; an evaluation copies them
 
     def __init__(self, num_envs, device, seed):
@@ -80,6 +82,8 @@ class VectorEnv:
         Where `staggered`, the clocks (`episode_step`) start evenly spread over `max_episode_steps`, so that the time
         limit does not end all episodes in the same step (2511.21011). These first episodes are shortened.
         """
+        if self._first_numbers is None:
+            self._first_numbers = self._numbers()
         self._begin_episodes(torch.ones(self.num_envs, dtype=torch.bool, device=self.device))
         if self.staggered:
             indices = torch.arange(self.num_envs, dtype=torch.float64, device=self.device)
@@ -125,8 +129,13 @@ class VectorEnv:
         self.episode_return.masked_fill_(mask, 0.0)
 
     def state_dict(self):
-        """Everything needed to continue exactly: the task's tensors, counters, random generator, physics."""
+        """Everything needed to continue exactly: tensors, numbers that have changed, random generator, physics.
+
+        That is, attributes of the task itself; what is inside its lists, dicts and other objects is not found.
+        """
         state = {name: getattr(self, name).clone() for name in self._tensor_names()}
+        constants = (self._first_numbers or {}).items()
+        state.update({name: number for name, number in self._numbers().items() if (name, number) not in constants})
         state["generator"] = self.generator.get_state()
         if self.engine:
             state["engine"] = self.engine.state_dict()
@@ -135,12 +144,19 @@ class VectorEnv:
     def load_state_dict(self, state):
         """Restore in place what `state_dict` returned, except for a generator of another kind of device.
 
-        Raises KeyError or ValueError where a tensor is missing or has another dtype or shape.
+        Raises KeyError or ValueError where a tensor is missing or has another dtype or shape, or a number is none.
         """
         own = {name: getattr(self, name) for name in self._tensor_names()}
         check_tensors(state, own)
+        numbers = {name: state[name] for name in self._numbers() if name in state}
+        for name, number in numbers.items():
+            if isinstance(number, torch.Tensor):  # the task made one of its number
+                numbers[name] = number.to(self.device, copy=True)
+            elif not isinstance(number, (int, float)):
+                raise ValueError(f"{name} is {number!r}, must be a number")
         for name, tensor in own.items():
             tensor.copy_(state[name])
+        vars(self).update(numbers)
         if state["generator"].shape == self.generator.get_state().shape:  # a GPU's differs from a CPU's
             self.generator.set_state(state["generator"])
         if self.engine:
@@ -148,6 +164,11 @@ class VectorEnv:
 
     def _tensor_names(self):
         return sorted(name for name, value in vars(self).items() if isinstance(value, torch.Tensor))
+
+    def _numbers(self):
+        """Attributes that are numbers, name -> int, float or bool."""
+        numbers = {k: v.item() if isinstance(v, np.generic) else v for k, v in vars(self).items()}
+        return {name: number for name, number in numbers.items() if isinstance(number, (int, float))}
 
     def uniform(self, low, high, *shape):
         """Uniform numbers in [low, high) from the environment's own generator, shape (N, *shape)."""
@@ -188,9 +209,9 @@ class VectorEnv:
         return self.episode_return
 
     def metrics(self):
-        """The task's own scalars for the log."""
+        """The task's own scalars for the log, name -> number or 0-d tensor; of an iteration's last step."""
         return {}
 
     def render(self, index):
         """Environment `index` as an (H, W, 3) uint8 image."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} has no method render")

@@ -71,6 +71,9 @@ def check_attributes(env, num_envs):
         number = isinstance(value, int) and not isinstance(value, bool)
         require(number and value >= 1, name, repr(value), "an integer, at least 1")
     require(env.num_envs == num_envs, "num_envs", env.num_envs, num_envs)
+    curriculum = getattr(env, "curriculum", ())
+    names = isinstance(curriculum, tuple) and all(isinstance(getattr(env, x, None), torch.Tensor) for x in curriculum)
+    require(names, "curriculum", repr(curriculum), "a tuple of names of tensors")
     device = getattr(env, "device", None)
     require(isinstance(device, (str, torch.device)), "device", repr(device), "a torch.device or the name of one")
 
@@ -88,9 +91,10 @@ def check_tensor(name, value, env, *shape, dtype=None, finite=True):
 
 
 def check_keys(name, value, keys):
-    require(isinstance(value, dict), name, f"a {type(value).__name__}", f"a dict with {', '.join(keys)}")
+    wanted = f"a dict with {', '.join(keys)}" if keys else "a dict"
+    require(isinstance(value, dict), name, f"a {type(value).__name__}", wanted)
     missing = [key for key in keys if key not in value]
-    require(not missing, name, f"without {', '.join(missing)}", f"a dict with {', '.join(keys)}")
+    require(not missing, name, f"without {', '.join(missing)}", wanted)
 
 
 def check_tuple(name, value, *parts):
@@ -127,4 +131,6 @@ def check_step(result, env, num_envs):
         number = isinstance(value, float) or isinstance(value, int) and abs(value) < 2**63
         if isinstance(value, torch.Tensor):
             number = value.numel() == 1 and not value.is_complex() and not value.is_meta
-        require(number, f'info["metrics"]["{key}"]', f"a {type(value).__name__}", "a number or a 0-d tensor")
+        shape = f" of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else ""
+        wanted = "a number or a 0-d tensor"
+        require(number, f'info["metrics"]["{key}"]', f"a {type(value).__name__}{shape}", wanted)

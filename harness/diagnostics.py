@@ -69,7 +69,7 @@ def importance_statistics(log_ratios, num_agents):
 
 
 def kl_matrix(agent, rows, agents, num_agents):
-    """KL(i || j), i down and j across, for K agents (ids): mean over at most 256 states of i, the window's first."""
+    """KL(i || j), i down and j across, for K agents (ids): mean over at most 256 first observations of i."""
     n, matrix = rows["obs"].shape[1] // num_agents, []
     for i in agents:
         obs, ids, *inputs = (rows[key][:1, i * n : i * n + min(n, 256)] for key in INPUTS)
@@ -101,6 +101,7 @@ def population_scalars(agent, episodes):
     """The agents' objectives beside the leader's, and how far their latents are from its own."""
     objectives = episodes.means[2]
     return {
+        "population/objectives": objectives.tolist(),
         "population/objective_median": objectives.quantile(0.5),
         "population/objective_worst": objectives.min(),
         "population/latent_distance": (agent.latents[1:] - agent.latents[LEADER]).norm(dim=1).mean(),

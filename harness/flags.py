@@ -4,6 +4,7 @@ import functools
 import os
 import pathlib
 import sys
+import typing
 from dataclasses import fields
 
 import envs  # before torch: Isaac Gym must be imported first
@@ -53,9 +54,8 @@ def parse_flags(Args, tuned, check_args, argv):
         row["num_envs"] -= row["num_envs"] % max(1, min(blocks, row["num_envs"]))
     if given.resume is not None:
         saved = load_checkpoint(given.resume, script_name(Args), lambda saved: check_saved_flags(Args, saved["args"]))
-        defaults = {f.name: saved["args"][f.name] for f in fields(Args) if f.init and f.name in saved["args"]}
-    else:
-        defaults = {**tuned_row, **cpu_row, "env_id": given.env_id}
+    defaults = saved["args"] if saved else {**tuned_row, **cpu_row, "env_id": given.env_id}
+    defaults = {f.name: defaults[f.name] for f in fields(Args) if f.init and f.name in defaults}  # a copy may lack some
     args = tyro.cli(Args, args=argv, default=Args(**defaults))
     args.device, uncaught.env_id = device, args.env_id
     check_common_args(args)
@@ -63,6 +63,7 @@ def parse_flags(Args, tuned, check_args, argv):
         check_args(args)
     check_memory(args)
     args.num_iterations = max(1, args.total_timesteps // (args.num_envs * args.num_steps))
+    check_saved_flags(Args, vars(args))  # what a copy's own flags cannot be would end the resuming
     if saved:
         check_resumable(args, saved)
         try:
@@ -94,17 +95,19 @@ def check_common_args(args):
         value = getattr(args, f.name)
         if isinstance(value, float) and not 0 <= value <= 1e18:
             refuse(flag(f.name), value, "must be a finite number, at least 0")
+        if f.name in ("reward_scale", "max_grad_norm") and not value:
+            refuse(flag(f.name), value, "must be above 0")
         if any(isinstance(x, int) and x >= 2**63 for x in (value if isinstance(value, tuple) else (value,))):
             refuse(flag(f.name), value, "must be below 2**63")
         if f.name in LARGEST and value > LARGEST[f.name]:
             refuse(flag(f.name), value, f"must be at most {LARGEST[f.name]:g}")
     for name in ("num_envs", "total_timesteps", "num_steps", "num_minibatches", "update_epochs", "lstm_size"):
-        if getattr(args, name) < 1:
+        if getattr(args, name, 1) < 1:
             refuse(flag(name), getattr(args, name), "must be at least 1")
     for name in ("seed", "critic_n_step", "checkpoint_interval", "diagnostics_interval"):
         if getattr(args, name, 0) < 0:
             refuse(flag(name), getattr(args, name), "must be at least 0")
-    if args.critic_n_step > args.num_steps:
+    if getattr(args, "critic_n_step", 0) > args.num_steps:
         refuse("--critic-n-step", args.critic_n_step, f"must be at most --num-steps, {args.num_steps}")
     if args.seed >= 2**32:
         refuse("--seed", args.seed, "must be below 2**32, numpy's limit")
@@ -125,7 +128,7 @@ def check_common_args(args):
         sizes = getattr(args, name, (1,))
         if not sizes or min(sizes) < 1:
             refuse(flag(name), sizes, "must be one or more widths, each at least 1")
-    if args.lstm and args.separate_critic:
+    if getattr(args, "lstm", False) and getattr(args, "separate_critic", False):
         refuse("--separate-critic", True, "with --lstm policy and value share one trunk")
     runs = os.path.abspath("runs")
     folder = runs if os.path.exists(runs) else os.path.dirname(runs)
@@ -151,12 +154,12 @@ def memory_needed(flags, num_obs, num_actions, engine=None):
 
     engine: as MujocoCpu, if its worlds are in the same memory; what another one needs is not known.
     """
-    columns, lstm = flags["num_envs"] // distributed.WORLD_SIZE, flags["lstm_size"] if flags["lstm"] else 0
+    columns, lstm = flags["num_envs"] // distributed.WORLD_SIZE, flags["lstm_size"] if flags.get("lstm") else 0
     rows, minibatches = columns * flags["num_steps"], flags["num_minibatches"]
     agents, latent = flags.get("num_agents", 1), flags.get("latent_dim", 0)
     width, hidden, on_cpu = num_obs + latent, flags["hidden_sizes"], flags["device"] == "cpu"
     discriminator = flags["discriminator_sizes"] if flags.get("adversarial_coef") else ()
-    layers = list(zip((lstm or width, *hidden), (*hidden, num_actions))) * (1 + flags["separate_critic"])
+    layers = list(zip((lstm or width, *hidden), (*hidden, num_actions))) * (1 + flags.get("separate_critic", 0))
     layers += zip((num_obs + num_actions, *discriminator), (*discriminator, agents)) if discriminator else ()
     weights = sum(a * b for a, b in layers) + 4 * lstm * (width + lstm) + agents * (latent + num_actions)
     row = num_obs + 2 * num_actions + 12  # floats of a row of the batch: actions, their means, values, advantages, ...
@@ -168,7 +171,7 @@ def memory_needed(flags, num_obs, num_actions, engine=None):
     forward = width + 2 * max((*hidden, *discriminator)) + 6 * lstm  # of a row, without gradient
     # two minibatches, the next one being gathered, and what the gradient of one needs: of torch's LSTM on a CPU 48 H,
     # measured; on a GPU cuDNN keeps less, 20 H by counting its tensors
-    gradient = width + 2 * max(sum(hidden) * (1 + flags["separate_critic"]), sum(discriminator))
+    gradient = width + 2 * max(sum(hidden) * (1 + flags.get("separate_critic", 0)), sum(discriminator))
     gradient += 12 * num_actions + 30 + (48 if on_cpu else 20) * lstm
     whole = rows if flags.get("diagnostics_interval") or discriminator else off_policy  # not in minibatches
     needed += max((rows + off_policy) / minibatches * (2 * row + gradient), whole * forward)
@@ -209,12 +212,13 @@ def check_memory(args, env=None):
 
 def check_saved_flags(Args, saved):
     """Raises ValueError (one line) where an entry of a checkpoint is no value of a flag of the script."""
-    kinds = {f.name: getattr(f.type, "__args__", (f.type,)) for f in fields(Args)}  # of Optional, Tuple, Literal
+    kinds = typing.get_type_hints(Args)
     for name, value in saved.items():
-        options = kinds.get(name, ())
-        values = value if isinstance(value, tuple) and ... in options else (value,)
+        kind = kinds.get(name)
+        options = getattr(kind, "__args__", (kind,))  # of Optional, Tuple, Literal
+        values = value if isinstance(value, tuple) and getattr(kind, "__origin__", None) is tuple else (value,)
         if not all(type(x) in options or x in options or type(x) is int and float in options for x in values):
-            raise ValueError(f"args.{name} is {value!r}, which is not what a flag of this script can be")
+            raise ValueError(f"args.{name} is {value!r}, which is not what this flag of the script can be")
 
 
 def check_resumable(args, saved):
@@ -223,12 +227,13 @@ def check_resumable(args, saved):
         if name not in MAY_CHANGE and getattr(args, name, None) != value:
             refuse(flag(name), getattr(args, name, None), f"must be {value}, as in the checkpoint")
     if args.num_iterations <= saved["iteration"]:
-        refuse("--total-timesteps", args.total_timesteps, f"must be more than the checkpoint's {saved['global_step']}")
+        least = saved["global_step"] + args.num_envs * args.num_steps
+        refuse("--total-timesteps", args.total_timesteps, f"must be at least {least}, one more iteration")
 
 
 def describe_cpu_defaults(args, cpu_row, tuned_row):
     """What stands in for the papers' settings on a CPU, and the flags that bring these back."""
-    changed = {k: tuned_row[k] for k in cpu_row if k in tuned_row and getattr(args, k) != tuned_row[k]}
+    changed = {k: tuned_row[k] for k in cpu_row if k in tuned_row and getattr(args, k, tuned_row[k]) != tuned_row[k]}
     flags, network = [], "-".join(map(str, args.hidden_sizes))
     for name, value in changed.items():
         words = " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
@@ -236,7 +241,7 @@ def describe_cpu_defaults(args, cpu_row, tuned_row):
     timed = dict(update_epochs=tuned_row["update_epochs"], separate_critic=False, adversarial_coef=0.0, **cpu_row)
     as_timed = all(getattr(args, name, value) == value for name, value in timed.items())
     return (
-        f"no GPU: {args.num_envs:,} environments, {'LSTM and ' if args.lstm else ''}MLP {network}, "
+        f"no GPU: {args.num_envs:,} environments, {'LSTM and ' if getattr(args, 'lstm', False) else ''}MLP {network}, "
         f"{args.total_timesteps:,} steps{', about two hours on two idle cores' if as_timed else ''}"
         f"{'; as tuned for a GPU: ' if flags else ''}{' '.join(flags)}"
     )

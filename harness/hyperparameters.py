@@ -80,13 +80,10 @@ POPULATION = dict(
 SAPG = merge(PPO, {
     "AllegroKukaReorientation": dict(max_ent_coef=0.0025),  # half of CPO's 0.005; with two arms of 0.002, as released
     **{f"AllegroKukaTwoArmsReorientation{obstacle}": dict(max_ent_coef=0.001) for obstacle in OBSTACLES},
-    "Anymal": dict(max_ent_coef=0.001),
-    "FrankaCubePush": dict(max_ent_coef=0.0025),
-    "FrankaCubeStack": dict(max_ent_coef=0.0025),
+    **{task: dict(max_ent_coef=0.001) for task in ("Anymal", "Humanoid")},
+    **{task: dict(max_ent_coef=0.0025) for task in ("FrankaCubePush", "FrankaCubeStack", "ShadowHand")},
     "Grasp": dict(max_ent_coef=0.005),  # ours
-    "Humanoid": dict(max_ent_coef=0.001),
     "Moat": dict(max_ent_coef=0.025),  # ours
-    "ShadowHand": dict(max_ent_coef=0.0025),
     **{f"envpool:{task}-v5": POPULATION for task in ("Ant", "HalfCheetah", "Hopper", "Walker2d")},
     **{f"envpool:{task}-v1": dict(POPULATION, num_envs=192, num_steps=64, num_minibatches=12)  # they need much memory
        for task in ("Go1JoystickFlatTerrain", "HumanoidRun")},
@@ -94,10 +91,9 @@ SAPG = merge(PPO, {
 CPO = merge(SAPG, {  # CPO Tables 3-6
     "AllegroHand": dict(awac_coef=0.0005, awac_temperature=0.1, adversarial_coef=0.001),
     "AllegroKukaThrow": dict(awac_temperature=0.1),
-    "Anymal": dict(discriminator_sizes=(768, 512, 256)),
-    "FrankaCubePush": dict(awac_coef=0.0005, awac_temperature=0.1, discriminator_sizes=(256, 128, 64)),
-    "FrankaCubeStack": dict(awac_coef=0.0005, awac_temperature=0.1, discriminator_sizes=(256, 128, 64)),
-    "Humanoid": dict(discriminator_sizes=(768, 512, 256)),
+    **{task: dict(discriminator_sizes=(768, 512, 256)) for task in ("Anymal", "Humanoid")},
+    **{task: dict(awac_coef=0.0005, awac_temperature=0.1, discriminator_sizes=(256, 128, 64))
+       for task in ("FrankaCubePush", "FrankaCubeStack")},
     "ShadowHand": dict(adversarial_coef=0.01),
 })  # fmt: skip
 EPO_LOCOMOTION = dict(  # EPO B.2's table for locomotion
@@ -106,21 +102,13 @@ EPO_LOCOMOTION = dict(  # EPO B.2's table for locomotion
 )  # fmt: skip
 EPO = merge(SAPG, {
     **{task: dict(bounds_coef=1e-5) for task in PPO if task.startswith("AllegroKuka")},  # EPO B.2
-    "Ant": dict(ga_threshold=0.5),
-    "Anymal": EPO_LOCOMOTION,
-    "Humanoid": EPO_LOCOMOTION,
-    **{task: dict(ga_threshold=0.5) for task in PPO if task.startswith("envpool:")},
+    **dict.fromkeys(("Anymal", "Humanoid"), EPO_LOCOMOTION),
+    **{task: dict(ga_threshold=0.5) for task in PPO if task == "Ant" or task.startswith("envpool:")},
 })
 # Ours. Without a GPU: a smaller network, minibatches of 1,024 rows, and what two idle cores train in about two hours
 SMALL = dict(num_envs=1_024, num_steps=16, num_minibatches=16, lstm=False, hidden_sizes=(256, 128, 64))
 CPU = {
-    "AllegroHand": dict(SMALL, total_timesteps=80_000_000),
-    **{task: dict(SMALL, total_timesteps=80_000_000) for task in PPO if task.startswith("AllegroKuka")},
-    **{task: dict(SMALL, total_timesteps=60_000_000) for task in PPO if "TwoArms" in task},
-    "Ant": dict(num_envs=1_024, num_minibatches=16, total_timesteps=100_000_000),
-    "Anymal": dict(SMALL, total_timesteps=60_000_000),
-    "FrankaCubePush": dict(SMALL, total_timesteps=100_000_000),
-    "FrankaCubeStack": dict(SMALL, total_timesteps=100_000_000),
-    "Humanoid": dict(SMALL, total_timesteps=100_000_000),
-    "ShadowHand": dict(SMALL, total_timesteps=80_000_000),
+    **{task: dict(SMALL, total_timesteps=80_000_000) for task in PPO if task.startswith(("Allegro", "Shadow"))},
+    **{task: dict(SMALL, total_timesteps=60_000_000) for task in PPO if "TwoArms" in task or task == "Anymal"},
+    **{task: dict(SMALL, total_timesteps=100_000_000) for task in PPO if task in ("Ant", "Humanoid") or "Cube" in task},
 }

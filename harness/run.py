@@ -14,6 +14,7 @@ from datetime import timedelta
 from envs import uncaught  # before torch: Isaac Gym must be imported first
 from envs.base import check_tensors
 
+import numpy as np
 import torch
 import torch.nn as nn
 from torch.utils.tensorboard import SummaryWriter
@@ -91,6 +92,8 @@ class Run:
         own = parts[distributed.RANK] if same else saved
         exact = same and getattr(self.state["env"], "resumes_exactly", True)
         for name, value in self.state.items():
+            if name not in saved["state"]:
+                raise ValueError(f"has no {name}, which the script has in its state")
             loaded = (saved if is_shared(value) else own)["state"][name]
             if isinstance(value, torch.Tensor):
                 if same:
@@ -157,9 +160,9 @@ class Run:
         sys.exit(1)
 
     def log(self, iteration, global_step, values):
-        """Write name -> number (or tensor, of which the mean), image (3, H, W) or text; and a line to the terminal.
+        """Log values, name -> number, tensor (its mean), list (a histogram), image (3, H, W) or text; print a line.
 
-        Numbers are means over the processes, images and texts are rank 0's.
+        Numbers are means over the processes, the others are rank 0's.
         """
         self.iteration, self.global_step = iteration, global_step
         seconds = time.monotonic() - self.start_time
@@ -167,7 +170,7 @@ class Run:
         numbers = {
             key: torch.as_tensor(value).float().mean().item()
             for key, value in values.items()
-            if not isinstance(value, str) and not (isinstance(value, torch.Tensor) and value.dim() == 3)
+            if not isinstance(value, (str, list)) and not (isinstance(value, torch.Tensor) and value.dim() == 3)
         }
         means = distributed.average(torch.tensor(list(numbers.values()), dtype=torch.float64))
         if distributed.RANK:
@@ -181,6 +184,9 @@ class Run:
             for key, value in values.items():
                 if isinstance(value, str):
                     self.writer.add_text(key, value, global_step)
+                elif isinstance(value, list):
+                    if value and all(abs(x) < 1e12 for x in value):  # beyond it bins would be too narrow for float64
+                        self.writer.add_histogram(key, np.array(value, np.float64), global_step, bins=30)
                 elif key not in numbers:
                     self.writer.add_image(key, value, global_step)
                 elif math.isfinite(numbers[key]):  # no episode has finished yet: nothing to say

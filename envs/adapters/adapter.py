@@ -9,11 +9,11 @@ import torch
 from envs.base import VectorEnv
 
 
-def check_known(name, known):
-    """Raises ValueError (one line) where `name` is none of `known`, with the nearest one."""
+def check_known(name, known, hint=""):
+    """Raises ValueError (one line) where `name` is none of `known`, with the nearest one and a further hint."""
     if name not in known:
         nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.0)
-        raise ValueError(f"unknown, did you mean {nearest[0]}?" if nearest else "unknown")
+        raise ValueError(f"unknown, did you mean {nearest[0]}?{hint}" if nearest else f"unknown{hint}")
 
 
 def check_actions(space):

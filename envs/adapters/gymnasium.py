@@ -12,6 +12,8 @@ from gymnasium.wrappers import FilterObservation, FlattenObservation
 
 from envs.adapters.adapter import Adapter, check_actions, check_known
 
+OWN = "gymnasium:my_package:MyEnv-v0, where my_package registers MyEnv-v0"
+
 
 def flat(env):
     """One environment with a flat observation: of a dict "state" where there is one, else all entries."""
@@ -39,9 +41,12 @@ class Gymnasium(Adapter):
             try:
                 importlib.import_module(package)
             except ImportError as error:
-                raise ValueError(f"{error}; must be gymnasium:my_package:MyEnv-v0, where my_package registers MyEnv-v0")
-        check_known(registered, gymnasium.registry.keys())
-        env = gymnasium.make(name)
+                raise ValueError(f"{error}; must be {OWN}")
+        check_known(registered, gymnasium.registry.keys(), f" For your own: {OWN}")
+        try:
+            env = gymnasium.make(name)
+        except (ImportError, gymnasium.error.Error) as error:  # old versions, and what needs another package
+            raise ValueError((str(error) or repr(error)).splitlines()[0])
         env.close()
         check_actions(env.action_space)
 

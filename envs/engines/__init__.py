@@ -7,6 +7,8 @@ def make_engine(name, models, num_envs, substeps, bodies, device, *, max_contact
     name: "mujoco" or "warp"; models: functions that return a mujoco.MjSpec; substeps, bodies: see MujocoCpu;
     max_contacts, max_constraints: buffer sizes per world, see MujocoWarp (MuJoCo itself allocates on demand).
     """
+    if not isinstance(models, (list, tuple)) or not all(map(callable, models)):
+        raise ValueError("models must be a list of functions that return a mujoco.MjSpec")
     if name == "mujoco":
         from envs.engines.mujoco_cpu import MujocoCpu
 
@@ -17,4 +19,4 @@ def make_engine(name, models, num_envs, substeps, bodies, device, *, max_contact
         return MujocoWarp(
             models, num_envs, substeps, bodies, device, max_contacts=max_contacts, max_constraints=max_constraints
         )
-    raise ValueError(f"unknown engine {name}")
+    raise ValueError(f"engine {name}: must be mujoco or warp, as the task's constructor gets it")

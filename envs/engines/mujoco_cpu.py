@@ -49,7 +49,7 @@ class MujocoCpu:
         """
         self.models, self._most_models = [], len(models)
         for build in models[:num_envs]:
-            spec = build()
+            spec = build().copy()  # the Renderer draws what the physics leaves out
             spec.compiler.discardvisual = True
             if not self.models:
                 # mj_step leaves poses one substep old, so they are read by one step of a model without forces and

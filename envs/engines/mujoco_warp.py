@@ -315,7 +315,7 @@ def _bytes(data, field):
 
 
 def _compile(build):
-    spec = build()
+    spec = build().copy()  # the Renderer draws what the physics leaves out
     spec.compiler.discardvisual = True
     return spec.compile()
 

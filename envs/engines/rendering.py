@@ -103,9 +103,10 @@ def _make_renderer(model, width, height):
     if not any(name in os.environ for name in ("MUJOCO_GL", "DISPLAY", "WAYLAND_DISPLAY")):
         for backend, library in (("egl", "EGL"), ("osmesa", "OSMesa")):
             if ctypes.util.find_library(library):
-                os.environ["MUJOCO_GL"] = backend  # MuJoCo read it on import and has to read it again
-                importlib.reload(sys.modules[mujoco.Renderer.__module__].gl_context)
+                os.environ["MUJOCO_GL"] = backend
                 break
+    if "MUJOCO_GL" in os.environ:  # MuJoCo read it on import and has to read it again
+        importlib.reload(sys.modules[mujoco.Renderer.__module__].gl_context)
     model.vis.global_.offwidth = max(width, model.vis.global_.offwidth)
     model.vis.global_.offheight = max(height, model.vis.global_.offheight)
     try:

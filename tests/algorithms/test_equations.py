@@ -606,8 +606,20 @@ def test_epo_algorithm_1_lines_8_to_11_when_a_generation_comes(train, flags):
                     score[e], judged[e] = None, False
         for step in run.steps[iteration * args.num_steps :][: args.num_steps]:
             for e in step.counts.nonzero().flatten().tolist():  # shortened episodes do not
-                score[e], judged[e] = step.objective[e].item() if judged[e] else score[e], True
+                score[e] = step.objective[e].item() if judged[e] else score[e]
                 episodes += 1 / N
+            for e in (step.terminated | step.truncated).nonzero().flatten().tolist():
+                judged[e] = True
+
+
+def test_fitness_is_told_where_shortened_episodes_end(train, monkeypatch):
+    """They do not count, but the next one is all of the present genome. epo.py: main(), Fitness.record()."""
+    seen, record = [], epo.Fitness.record
+    monkeypatch.setattr(epo.Fitness, "record", lambda *inputs: seen.append(inputs[2].clone()) or record(*inputs))
+    run = train(epo, TINY_POPULATION)
+    ends = [step.terminated | step.truncated for step in run.steps]
+    assert torch.equal(torch.stack(seen), torch.stack(ends))
+    assert any((end & ~step.counts).any() for end, step in zip(ends, run.steps))
 
 
 FITNESS = fitness_of(-100, 3, 1, 5, 2, 4)  # the leader is the worst; with 3 elites: 3, 5, 1, to replace: 4, 2

@@ -220,8 +220,8 @@ def test_relabelled_data_starts_from_the_memory_of_who_acted(train, monkeypatch,
     """Off-policy columns from the follower's, those to imitate from the leader's; then with the learner's latent."""
     relabel, seen = script.offpolicy_batch, []
 
-    def recorded(agent, batch, rewards, successors, terminated, columns, learners, args):
-        off = relabel(agent, batch, rewards, successors, terminated, columns, learners, args)
+    def recorded(agent, batch, rewards, next_obs, terminated, columns, learners, args):
+        off = relabel(agent, batch, rewards, next_obs, terminated, columns, learners, args)
         seen.extend((e, i, off, k) for k, (e, i) in enumerate(zip(columns.tolist(), learners.tolist())))
         return off
 

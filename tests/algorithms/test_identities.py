@@ -186,8 +186,8 @@ def test_an_lstm_without_off_policy_columns(train, script, flags, monkeypatch):
 def test_relabelling_for_the_one_who_acted_changes_nothing(train, monkeypatch, script, network):
     relabel, checked = script.offpolicy_batch, []
 
-    def relabel_for_themselves_too(agent, batch, rewards, successors, terminated, columns, learners, args):
-        data, actors = (rewards, successors, terminated, columns), batch["agent_ids"][0, columns]
+    def relabel_for_themselves_too(agent, batch, rewards, next_obs, terminated, columns, learners, args):
+        data, actors = (rewards, next_obs, terminated, columns), batch["agent_ids"][0, columns]
         same = relabel(agent, batch, *data, actors, args)
         checked.extend(
             torch.allclose(same[key], batch[key][:, columns], atol=1e-4)

@@ -320,7 +320,9 @@ def fitness_and_lineage(run):
             whole[child * n : (child + 1) * n] = [False] * n
         for step in run.steps[k * args.num_steps :][: args.num_steps]:
             for e in step.counts.nonzero().flatten().tolist():
-                score[e], whole[e] = step.objective[e].item() if whole[e] else score[e], True
+                score[e] = step.objective[e].item() if whole[e] else score[e]
+            for e in (step.terminated | step.truncated).nonzero().flatten().tolist():
+                whole[e] = True
 
 
 def test_evolution_both_sides_of_eq_3_and_what_came_of_it(train):

@@ -217,10 +217,23 @@ def test_an_environment_that_a_users_package_registers(tmp_path, monkeypatch):
 @pytest.mark.parametrize("env_id, reason", [
     ("envpool:Hoper-v5", "unknown, did you mean Hopper-v5?"),
     ("envpool:CartPole-v1", "actions must be a Box of numbers, this has Discrete(2)"),
-    ("gymnasium:Hoper-v5", "unknown, did you mean Hopper-v5?"),
+    ("gymnasium:Hoper-v5", "unknown, did you mean Hopper-v5? For your own: gymnasium:my_package:MyEnv-v0, where"
+                           " my_package registers MyEnv-v0"),
+    ("CartPole-v1", "did you mean Cartpole or envpool:CartPole-v1 or gymnasium:CartPole-v1?"),
+    ("ALE/Pong-v5", "did you mean envpool:ALE/Pong-v5 or gymnasium:ALE/Pong-v5?"),
+    ("HalfCheetah-v5", "did you mean envpool:HalfCheetah-v5 or gymnasium:HalfCheetah-v5?"),
+    ("envpool/HalfCheetah-v5", "did you mean envpool:HalfCheetah-v5 or gymnasium:HalfCheetah-v5?"),
+    ("Envpool:HalfCheetah-v5", "did you mean envpool:HalfCheetah-v5?"),
+    ("gym:HalfCheetah-v5", "did you mean gymnasium:HalfCheetah-v5?"),
+    ("my_package:MyEnv-v0", "did you mean gymnasium:my_package:MyEnv-v0?"),
     ("gymnasium:CartPole-v1", "actions must be a Box of numbers, this has Discrete(2)"),
     ("gymnasium:not_there:MyEnv-v0", "No module named 'not_there'; must be gymnasium:my_package:MyEnv-v0, where"
                                      " my_package registers MyEnv-v0"),
+    pytest.param("gymnasium:BipedalWalker-v3", "Box2D is not installed, you can install it by run `pip install swig`"
+                 ' followed by `pip install "gymnasium[box2d]"`', marks=pytest.mark.skipif(
+        bool(importlib.util.find_spec("Box2D")), reason="needs a Python without Box2D")),
+    ("gymnasium:Hopper-v3", "The mujoco v2 and v3 based environments have been moved to the gymnasium-robotics"
+                            " project (https://github.com/Farama-Foundation/gymnasium-robotics)."),
 ])  # fmt: skip
 def test_refused(env_id, reason, capsys):
     with pytest.raises(SystemExit) as end:

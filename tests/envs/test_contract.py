@@ -5,6 +5,7 @@ import io
 import math
 from functools import lru_cache
 
+import numpy as np
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -12,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import envs
 from tests.conftest import DRIFT, Drift
 from envs.base import VectorEnv
+from harness import checkpoints
 from envs.tasks.moat import moat_value
 
 ENV_IDS = [*envs.TASKS, DRIFT]  # DRIFT is package.module:Class
@@ -368,6 +370,24 @@ def test_state_dict_continues_exactly(env_id):
     for action, step in zip(moves[10:], uninterrupted):
         assert_same(step, other.step(action))
     assert any(step[4]["episode"]["done"][1] for step in uninterrupted)
+
+
+def test_a_tasks_own_numbers_are_in_its_state():
+    env, copy = (Drift(2, "cpu", seed) for seed in (1, 2))
+    for each, price in ((env, 1.0), (copy, 2.0)):
+        each.level, each.generation, each.angle, each.total, each.price = 0, 0, np.float64(0.5), 0, price
+        each.reset()
+    env.level, env.angle = 0.5, np.clip(2.0, 0.0, 1.0)
+    env.total += torch.tensor(7)
+    copy.load_state_dict(checkpoints.decode(checkpoints.encode(env.state_dict())))
+    # what has not changed since the constructor is a constant of the task, which may be edited
+    assert (copy.level, copy.generation, copy.angle, copy.total, copy.price) == (0.5, 0, 1.0, 7, 2.0)
+    again = Drift(2, "cpu", 3)
+    again.level = 0
+    again.load_state_dict(copy.state_dict())
+    assert again.level == 0.5
+    with pytest.raises(ValueError, match="^level is 'high', must be a number$"):
+        copy.load_state_dict({**env.state_dict(), "level": "high"})
 
 
 @every_env

@@ -49,6 +49,16 @@ def test_an_interval_holds_95_percent():
     assert summarize.interval([1.0] * 40 + [np.inf] * 60) == (1.0, np.inf)
 
 
+@pytest.mark.parametrize("seeds, documented", [(3, 0.20), (5, 0.10), (10, 0.06)])
+def test_how_often_the_interval_finds_a_difference_where_there_is_none(monkeypatch, seeds, documented):
+    """benchmarks/README.md says how often; rounded there, and with a standard error of 1 % here."""
+    monkeypatch.setattr(summarize, "RESAMPLES", 1_000)
+    generator, runs = np.random.default_rng(0), 1_500
+    pairs = generator.random((runs, 2, seeds))
+    outside = [not low <= 0.5 <= high for _, low, high in (summarize.improvement_interval([pair]) for pair in pairs)]
+    assert np.mean(outside) == pytest.approx(documented, abs=0.005 + 3 * (documented * (1 - documented) / runs) ** 0.5)
+
+
 def test_the_table_of_improvements_is_of_the_variants_over_the_baseline():
     task = {"base": {1: 0.0, 2: 0.0}, "good": {1: 1.0, 2: 2.0}, "bad": {1: -1.0}}
     other = {"base": {1: 5.0}, "good": {1: 3.0}, "bad": {1: 4.0}}

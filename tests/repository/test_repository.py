@@ -193,6 +193,14 @@ def test_the_harness_is_short():
     assert len((ROOT / "harness" / "distributed.py").read_text().splitlines()) <= 155
 
 
+def test_adapters_are_short():
+    """Under 100 lines. Isaac Gym's may have twice as many: it composes the configurations of its tasks too, and
+    gives them the objectives, metrics and curricula that IsaacGymEnvs does not report.
+    """
+    for path in (ROOT / "envs" / "adapters").glob("*.py"):
+        assert len(path.read_text().splitlines()) < (200 if path.stem == "isaacgym" else 100), path.name
+
+
 @pytest.mark.skipif(not shutil.which("diff"), reason="needs diff")
 @pytest.mark.parametrize("old, new, added, removed", [
     ("ppo.py", "sapg.py", 135, 30), ("sapg.py", "cpo.py", 135, 20), ("sapg.py", "epo.py", 135, 15),

@@ -1,4 +1,4 @@
-"""Runs that last: k iterations, resumed for the rest, are the whole run; faults are neither lost nor hidden."""
+"""Checkpoints: k iterations, resumed for the rest, are the whole run; faults are neither lost nor hidden."""
 
 import os
 import pathlib
@@ -213,6 +213,18 @@ def test_flags_that_do_not_change_the_training_may_change():
     train(sapg, f"--resume {the_run()} {flags}")
     saved = checkpoint(the_run())
     assert saved["iteration"] == 3 and saved["args"]["diagnostics_interval"] == 2
+
+
+def test_a_checkpoint_from_before_the_script_kept_something_is_refused(monkeypatch, capsys):
+    train(ppo, command(ppo, iterations=1))
+    make = harness.Run.__init__
+    more = {"n": torch.zeros(1)}
+    monkeypatch.setattr(harness.Run, "__init__", lambda self, args, state, saved: make(self, args, state | more, saved))
+    capsys.readouterr()
+    with pytest.raises(SystemExit):
+        train(ppo, f"--resume {the_run()} --total-timesteps {2 * STEPS}")
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert line.endswith("checkpoint.pt cannot be read: has no n, which the script has in its state")
 
 
 def test_another_scripts_checkpoint_is_refused(capsys):

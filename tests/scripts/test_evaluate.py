@@ -2,9 +2,12 @@
 
 import itertools
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
+from dataclasses import dataclass, field
+from typing import List
 
 import av
 import pytest
@@ -14,6 +17,7 @@ import cpo
 import envs
 import epo
 import evaluate
+import harness
 import ppo
 import sapg
 from envs.base import VectorEnv
@@ -68,8 +72,12 @@ def test_a_checkpoint_scores_as_the_agent_in_memory(script, network, new_process
 
 
 def test_a_copy_of_a_script_trains_resumes_and_plays(capsys):
-    """cp epo.py mine.py, another activation, python mine.py, --resume, evaluate.py."""
+    """cp epo.py mine.py, another activation, a flag more and some less, python mine.py, --resume, evaluate.py."""
     text = (ROOT / "epo.py").read_text().replace("nn.ELU()", "nn.Tanh()")
+    text = text.replace("    # EPO\n    num_elites", "    std_range: Tuple[float, float] = (0.1, 2.0)\n    num_elites")
+    for name, value in dict(reward_scale="1.0", separate_critic="False", lstm="False", critic_n_step="0").items():
+        text = re.sub(rf"    {name}: .*\n    \"\"\".*\"\"\"\n", "", text)
+        text = re.sub(rf"\bargs\.{name}\b", value, text)
     pathlib.Path("mine.py").write_text(text)
     command = [sys.executable, "mine.py", "--no-cuda"]
     flags = [*FLAGS.split(), *SCRIPTS[epo].split(), "--env-id", "Cartpole", "--total-timesteps", "2048"]
@@ -80,10 +88,19 @@ def test_a_copy_of_a_script_trains_resumes_and_plays(capsys):
     subprocess.run([*command, "--resume", str(run), "--total-timesteps", "4096"], **options)
     saved, script = evaluate.load(str(run))
     assert (saved["script"], saved["global_step"]) == ("mine", 4096) and list(pathlib.Path("runs").iterdir()) == [run]
-    assert script.__file__ == str(pathlib.Path("mine.py").resolve())
+    assert script.__file__ == str(pathlib.Path("mine.py").resolve()) and saved["args"]["std_range"] == (0.1, 2.0)
     assert any(isinstance(layer, torch.nn.Tanh) for layer in script.Agent(4, 1, script.Args()).mlp)
     evaluate.main([str(run), "--episodes", "2", "--no-cuda"])
     assert "| leader, 0 | mean |" in capsys.readouterr().out
+
+
+def test_a_copys_flag_that_cannot_be_resumed_is_found_at_the_start():
+    @dataclass
+    class Args(ppo.Args):
+        sizes: List[int] = field(default_factory=lambda: [1])
+
+    with pytest.raises(ValueError, match=r"^args.sizes is \[1\], which is not what this flag of the script can be$"):
+        harness.parse_args(Args, {}, argv=["--no-cuda", "--env-id", "Cartpole"])
 
 
 def test_a_damaged_checkpoint_gives_way_to_the_one_before():

@@ -635,6 +635,8 @@ def test_a_clock_that_runs_backwards_leaves_the_durations(script, monkeypatch):
     ("--learning-rate 1e300", "--learning-rate", False),
     ("--learning-rate nan", "--learning-rate", False),
     ("--max-grad-norm 1e300", "--max-grad-norm", False),
+    ("--max-grad-norm 0", "--max-grad-norm", False),
+    ("--reward-scale 0", "--reward-scale", False),
     ("--critic-n-step 1000000000", "--critic-n-step", False),
     ("--update-epochs 1000000000", "--update-epochs", False),
     (f"--hidden-sizes 64 {10**400}", "--hidden-sizes", False),
@@ -965,7 +967,7 @@ BROKEN = {
     "objective scalar": (step_with(objective=lambda x: x.mean()), '["objective"]'),
     "metrics list": (step_with(metrics=lambda x: []), '["metrics"] is a list'),
     "metric text": (step_with(metrics=lambda x: {"a": "b"}), '["a"] is a str'),
-    "metric vector": (step_with(metrics=lambda x: {"a": torch.ones(3)}), '["a"] is a Tensor'),
+    "metric vector": (step_with(metrics=lambda x: {"a": torch.ones(3)}), '["a"] is a Tensor of shape (3,)'),
     "no state_dict": (changed(state_dict=None), "the method state_dict is missing"),
     "num_obs bool": (changed(num_obs=True), "num_obs is True"),
     "num_obs numpy": (changed(num_obs=np.int64(3)), "num_obs is "),
@@ -1007,6 +1009,8 @@ BROKEN = {
     "metric complex": (changed(metrics=lambda self: {"a": torch.ones(()) * 1j}), '["a"] is a Tensor'),
     "metric meta": (changed(metrics=lambda self: {"a": torch.ones((), device="meta")}), '["a"] is a Tensor'),
     "metric huge": (changed(metrics=lambda self: {"a": 10**400}), '["a"] is a int'),
+    "curriculum text": (changed(curriculum="level"), "curriculum is 'level'"),
+    "curriculum float": (changed(curriculum=("level",), level=0.5), "curriculum is ('level',)"),
     "num_envs": (changed(num_envs=property(lambda self: 3, lambda self, n: None)), "num_envs is 3"),
 }
 

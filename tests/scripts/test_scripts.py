@@ -1,9 +1,11 @@
 """The scripts as people run them: what they print, what they write, what they refuse; and that PPO learns."""
 
+import importlib.util
 import math
 import os
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
 from dataclasses import fields
@@ -56,7 +58,8 @@ def run(script, flags, **options):
 
 
 def written(folder):
-    events = EventAccumulator(str(folder), size_guidance={"scalars": 0, "tensors": 0, "images": 0})
+    everything = dict.fromkeys(("scalars", "tensors", "images", "histograms"), 0)
+    events = EventAccumulator(str(folder), size_guidance=everything)
     events.Reload()
     return events
 
@@ -185,6 +188,11 @@ def test_what_is_logged(script, keys, flags):
         for key in DIAGNOSTICS:
             assert [event.step for event in events.Scalars(key)] == steps[3::4], key
         assert [image.width for image in events.Images("population/kl_matrix")] == [4 * 24] * 5
+        histograms = events.Histograms("population/objectives")
+        assert {event.step for event in histograms} >= set(steps[5:])
+        assert all(event.histogram_value.num == 4 for event in histograms)  # agents
+        best = {event.step: event.value for event in events.Scalars("charts/best_agent_objective")}
+        assert all(event.histogram_value.max == pytest.approx(best[event.step]) for event in histograms)
     tensors = events.Tags()["tensors"]
     (hyperparameters,) = events.Tensors("hyperparameters/text_summary")
     table = hyperparameters.tensor_proto.string_val[0].decode()
@@ -440,26 +448,56 @@ def test_a_misspelt_flag(capsys):
 # ---------------------------------------------------------------- what README and docs/ promise
 
 
-def own_task():
-    """The source of the documents' custom task, and its module:Class."""
+def write_own_tasks():
+    """Save the documents' custom tasks as they say. Returns module:Class -> source."""
     text = documents()
-    (source,) = re.findall(r"```python\n(.*?class \w+\(VectorEnv\).*?)```", text, re.DOTALL)
     adapters = "|".join(envs.ADAPTERS)
-    (env_id,) = set(re.findall(rf"--env-id (?!{adapters})(\w+:[A-Z]\w+)", text))
-    return source, env_id
+    found = {}
+    for source, name in re.findall(r"```python\n((?:(?!```).)*?class (\w+)\(VectorEnv\).*?)```", text, re.DOTALL):
+        (env_id,) = set(re.findall(rf"--env-id (?!{adapters})(\w+:{name})\b", text))
+        pathlib.Path(f"{env_id.split(':')[0]}.py").write_text(source)
+        found[env_id] = source
+    return found
 
 
-def test_the_documents_own_task_trains():
-    source, env_id = own_task()
-    assert len(source.splitlines()) <= 30
+@pytest.mark.parametrize("env_id, engine, lines", [("reach:Reach", "torch", 30), ("swing:Pendulum", "mujoco", 60)])
+def test_the_documents_own_tasks_train(env_id, engine, lines):
+    tasks = write_own_tasks()
+    assert len(tasks) == 2 and len(tasks[env_id].splitlines()) <= lines
     module, name = env_id.split(":")
-    pathlib.Path(f"{module}.py").write_text(source)
-    result = run(ppo, f"--no-cuda --env-id {env_id} --num-envs 32 --num-steps 64 --total-timesteps 8192")
+    flags = "--engine mujoco" if engine == "mujoco" else ""
+    flags += f" --no-cuda --env-id {env_id} --num-envs 32 --num-steps 64 --total-timesteps 8192"
+    result = run(ppo, flags)
     assert result.returncode == 0, result.stderr
     first, *progress = result.stdout.splitlines()
-    assert first.startswith(f"{env_id}: engine torch, cpu, ") and len(progress) == 4
+    assert first.startswith(f"{env_id}: engine {engine}, cpu, ") and len(progress) == 4
     assert all(map(PROGRESS.fullmatch, progress)) and "return" in progress[-1]  # episodes have ended
     assert re.fullmatch(rf"{module}-{name}__ppo__1__\d+", the_run().name)
+
+
+def test_the_documents_commands_run(monkeypatch):
+    """Training made small, of what is installed here; then what can be done with a run, on those of epo and sapg."""
+    small = "--no-cuda --num-envs 192 --num-steps 2 --num-minibatches 1 --update-epochs 1 --hidden-sizes 8"
+    write_own_tasks()
+    shutil.copytree(ROOT / "policies" / "Ant", "policies/Ant")
+    monkeypatch.setattr(envs.find_class("Ant"), "max_episode_steps", 10)  # without a GPU a picture takes 0.3 s
+    commands = dict.fromkeys(re.findall(r"python (ppo|sapg|cpo|epo|evaluate)\.py ([^`\n#]*)", documents()))
+    modules, runs = {"ppo": ppo, "sapg": sapg, "cpo": cpo, "epo": epo}, {}
+    for script, flags in commands:
+        adapter = next((name for name in envs.ADAPTERS if f"{name}:" in flags), "torch")
+        if script == "evaluate" or "--help" in flags or "--engine" in flags or not importlib.util.find_spec(adapter):
+            continue
+        if "--resume" in flags:
+            flags = flags.replace("runs/RUN", runs[script]) + " --total-timesteps 768"
+        else:
+            flags += f" {small} --total-timesteps 384"
+        modules[script].main(flags.split())
+        runs[script] = str(max(pathlib.Path("runs").iterdir(), key=lambda folder: folder.stat().st_mtime_ns))
+    played = [flags for script, flags in commands if script == "evaluate"]
+    for flags in played:
+        evaluate.main([*flags.replace("runs/RUN", runs["sapg"]).split(), "--no-cuda", "--episodes", "2"])
+    assert len(runs) == 3 and len(played) >= 5
+    assert all(map(os.path.isfile, ("ant.mp4", "out.mp4", "policy.onnx", "policies/MyPolicy/policy.pt")))
 
 
 def test_the_documents_commands_are_valid():
