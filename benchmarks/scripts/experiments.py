@@ -250,7 +250,8 @@ def robot(env_id, score):
         seeds=range(1, 4),
         flags="--clip-vloss",
         tags=tuple(dict.fromkeys((score, RETURN, OBJECTIVE, REWARD))),
-        finals=(STD,),
+        finals=(STD, "evolution/fired"),
+        evaluate=True,
         variants=tuple(sized(*each, 1_024, "1,024 rows") for each in agents),
     )
 
