@@ -351,6 +351,16 @@ EXPERIMENTS = {
     },
     "ant_populations": robot("Ant", RETURN),
     "allegro_hand_populations": robot("AllegroHand", OBJECTIVE),
+    # How far does the table's row for a CPU come? 80 M steps are those of the row
+    "allegro_kuka": Experiment(
+        env_id="AllegroKukaRegrasping",
+        total_timesteps=80_000_000,
+        seeds=range(1, 2),
+        tags=(RETURN, OBJECTIVE, REWARD, "charts/lifted", "charts/reward_*", "losses/explained_variance"),
+        finals=(STD, "charts/learning_rate", "charts/*_distance"),
+        evaluate=True,
+        variants=(Variant("row", "ppo.py"), Variant("5 epochs", "ppo.py", "--update-epochs 5")),
+    ),
     # Does the action noise stay bounded?
     "moat_long": Experiment(
         env_id="Moat",
