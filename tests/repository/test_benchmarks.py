@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import envs
-from benchmarks.scripts import compare_released, plot, run, summarize
+from benchmarks.scripts import compare_released, holding, plot, run, summarize
 from benchmarks.scripts.experiments import EXPERIMENTS, RUNNING_RETURN, Experiment, Variant
 from benchmarks.scripts.point_reach import PointReach
 from benchmarks.scripts.random_fitness import RandomFitnessGrasp, RandomFitnessMoat
@@ -445,3 +445,58 @@ def test_the_index_names_what_was_not_run():
     assert set(re.findall(r"`(\w+)`", sentence)) == {
         name for name in EXPERIMENTS if not (run.BENCHMARKS / "results" / f"{name}.csv").exists()
     }
+
+
+class Scripted:
+    """Three AllegroKuka episodes of 50, 6 and 4 steps: the object is held for 40 steps, thrown, and not touched."""
+
+    num_envs, ends, tolerance = 3, torch.tensor([50, 6, 4]), torch.tensor(0.02)
+    finished_successes = torch.tensor([2.0, 0.0, 0.0])
+    term_sums = finished_term_sums = torch.arange(6.0).view(3, 2)
+    table = -holding.LIFT_OFFSET  # the height at which the centre of an object on the table is about
+
+    def zeros(self, dtype=torch.float32):
+        return torch.zeros(3, dtype=dtype)
+
+    def reset(self):
+        self.steps = torch.zeros(3, dtype=torch.long)
+        return torch.zeros(3, 1)
+
+    def step(self, action):
+        self.steps += 1
+        done = self.steps % self.ends == 0
+        episode = {"done": done, "length": self.ends.float()}
+        lost = torch.tensor([False, True, False])
+        return torch.zeros(3, 1), torch.zeros(3), done & lost, done & ~lost, {"episode": episode}
+
+    def frames(self):
+        """Height above the table, distance of fingertips and keypoints (3,) m, at the present steps."""
+        step = self.steps % self.ends  # after the last one the next episode shows
+        held, thrown = (step[0] >= 5) & (step[0] < 45), step[1] >= 2
+        up = torch.stack([held, thrown, torch.tensor(False)])
+        near = torch.tensor([0.05, 0.05 if step[1] < 3 else 0.3, 0.2])
+        return torch.where(up, 0.3, 0.0), near, torch.where(step == torch.tensor([30, 99, 99]), 0.025, 0.5)
+
+    def fingertip_distance(self):
+        return torch.stack([self.frames()[1], torch.full((3,), 0.5)], 1)
+
+    def keypoint_distance(self):
+        return self.frames()[2]
+
+    @property
+    def engine(self):
+        engine = type("Engine", (), {})()
+        engine.body_pos, engine.body_linvel = torch.zeros(3, 2, 3), torch.zeros(3, 2, 3)
+        engine.body_pos[:, -1, 2] = self.table + self.frames()[0]
+        engine.body_linvel[:, -1, 0] = torch.tensor([0.5, 4.0, 9.0])
+        return engine
+
+
+def test_what_a_policy_does_with_the_object():
+    player = type("Player", (), {"act": lambda self, obs: None, "dones": None})()
+    seen, terms = holding.play(Scripted(), player)
+    assert {name: value.tolist() for name, value in seen.items()} == {
+        "touched": [1, 1, 0], "lifted": [1, 1, 0], "longest": [40, 1, 0], "at goal": [1, 0, 0], "speed": [0.5, 4, 0],
+        "lost": [0, 1, 0], "length": [50, 6, 4], "successes": [2, 0, 0],
+    }  # fmt: skip
+    assert terms.equal(Scripted.finished_term_sums)

@@ -343,7 +343,7 @@ def test_no_thread_of_gloo_is_left_at_the_end(tmp_path, monkeypatch):
     """Beside one that still holds a tensor the interpreter would abort."""
     monkeypatch.chdir(tmp_path)
     code = "import pathlib, sys, sapg; sapg.main(sys.argv[1:])\n"
-    code += "for thread in pathlib.Path('/proc/self/task').iterdir(): print((thread / 'comm').read_text(), file=sys.stderr)"
+    code += "for path in pathlib.Path('/proc/self/task').iterdir(): print((path / 'comm').read_text(), file=sys.stderr)"
     steps = ["--total-timesteps", "1024"]
     statuses, _, err = ended(launch("-c", code, *LONG.split(), *POPULATION.split(), *steps))
     assert statuses == [0, 0] and err.count("python") >= 2 and "gloo" not in err, err
