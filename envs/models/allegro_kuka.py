@@ -18,19 +18,21 @@ FINGERTIP_OFFSETS = np.array([[0.05, 0.005, 0.0]] * 3 + [[0.06, 0.005, 0.0]])  #
 # Zero is below the lower limit of thumb joint 0: a reset has to clamp the pose.
 DEFAULT_POSE = np.array([-1.571, 1.571, 0.0, 1.376, 0.0, 1.485, 2.358] + [0.0] * 16)
 
-STIFFNESS = 40.0  # N m / rad, every joint
-DAMPING = 5.0  # N m s / rad, every joint
+STIFFNESS, DAMPING = 40.0, 5.0  # N m / rad, N m s / rad, published for every joint
 ARM_EFFORT, HAND_EFFORT = 300.0, 0.35  # N m
 ARM_SPEED = 10.0  # rad / s, published limit
 # How far (rad) an arm's drive may aim beyond the joint's angle: there its stiffness pulls as much as its damping brakes
 # at ARM_SPEED. MuJoCo has no speed limit; without this, targets that jump made the arms reach 48 rad/s.
 ARM_LEAD = DAMPING * ARM_SPEED / STIFFNESS
 HAND_SPEED = 6.283  # rad / s, published limit
-# The finger links are so light that a drive at its effort limit overshoots within a step of 8 ms: without armature the
-# fingers reach hundreds of rad/s or worse. MuJoCo has no speed limit; this damping makes HAND_SPEED the speed at which
-# full effort is used up. Measured: peak 6.3 rad/s, overshoot 0.03 rad (1e-3 without damping: 14 rad/s, 0.13 rad).
+# PhysX solves a drive at its effort limit implicitly, MuJoCo does not, and the finger links are light: there a drive as
+# strong as published rattles at full effort, lets go of what the hand holds once its target trembles by 0.01 rad, and
+# never reaches targets 0.04 to 0.1 rad away. Weaker drives with the published ratio approach their targets as PhysX's.
+HAND_STIFFNESS, HAND_DAMPING = 0.08 * STIFFNESS, 0.08 * DAMPING
+# Without armature the fingers reach hundreds of rad/s or worse. MuJoCo has no speed limit; the joints' damping makes
+# HAND_SPEED the speed at which full effort is used up.
 HAND_ARMATURE = 2e-3  # kg m^2
-HAND_DAMPING = HAND_EFFORT / HAND_SPEED  # N m s / rad
+HAND_JOINT_DAMPING = HAND_EFFORT / HAND_SPEED  # N m s / rad
 
 TURN_FORWARD = (1, 1, 0, 0)  # +90 degrees about x
 TURN_BACK = (0, 0, 1, 1)  # the same, then 180 degrees about z
@@ -133,9 +135,10 @@ def add_allegro_kuka(spec, pos, yaw=0.0, prefix=""):
         limits = (JOINT_LOWER[i], JOINT_UPPER[i])
         body.add_joint(
             name=joint, axis=(0, 0, 1), range=limits, armature=0.0 if arm else HAND_ARMATURE,
-            damping=(0.0 if arm else HAND_DAMPING, 0.0, 0.0),
+            damping=(0.0 if arm else HAND_JOINT_DAMPING, 0.0, 0.0),
         )  # fmt: skip
-        add_position_drive(spec, joint, STIFFNESS, DAMPING, ARM_EFFORT if arm else HAND_EFFORT, limits)
+        drive = (STIFFNESS, DAMPING, ARM_EFFORT) if arm else (HAND_STIFFNESS, HAND_DAMPING, HAND_EFFORT)
+        add_position_drive(spec, joint, *drive, limits)
         parent = body
     for a, b in EXCLUDED_PAIRS:
         spec.add_exclude(bodyname1=prefix + a, bodyname2=prefix + b)
