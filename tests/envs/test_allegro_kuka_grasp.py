@@ -4,6 +4,7 @@ import mujoco
 import numpy as np
 import pytest
 
+from envs.models import allegro_kuka as robot
 from envs.models import allegro_kuka_scene as scene
 
 # Joint targets (rad) for a 5 cm cube in the middle of the table, found by inverse kinematics; the shut hand was then
@@ -86,3 +87,15 @@ def test_a_held_cube_survives_the_pushes_of_the_task(lifted, seed):
 
     _, slips = hold(model, data, 4.0, force)
     assert slips.max() < 0.002
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_held_cube_survives_trembling_actions(lifted, seed):
+    model, data = lifted[0], mujoco.MjData(lifted[0])
+    mujoco.mj_copyData(data, *lifted)
+    rng, before, shut = np.random.default_rng(seed), object_in_palm(data), data.ctrl[7:].copy()
+    span = (robot.JOINT_UPPER - robot.JOINT_LOWER)[7:]
+    for _ in range(round(2.0 / scene.CONTROL_PERIOD)):
+        data.ctrl[7:] = shut + 0.03 * rng.standard_normal(16) * span / 2.0  # actions with a standard deviation of 0.03
+        mujoco.mj_step(model, data, scene.SUBSTEPS)
+    assert np.linalg.norm(object_in_palm(data) - before) < 0.01

@@ -56,8 +56,9 @@ def test_joint_order_limits_and_masses(model):
     assert np.allclose(model.jnt_range[[0, 1, 6]], [[-2.96706, 2.96706], [-2.0944, 2.0944], [-3.05433, 3.05433]])
     hand = [[-0.558489, 0.558489], [-0.279244, 1.727825], [0.279244, 1.57075]]
     assert np.allclose(model.jnt_range[[7, 8, 19]], hand, atol=1e-5)
-    assert np.allclose(model.actuator_gainprm[:, 0], 40)
-    assert np.allclose(model.actuator_biasprm[:, 1:3], (-40, -5))
+    assert np.allclose(model.actuator_gainprm[:7, 0], 40) and np.allclose(model.actuator_gainprm[7:, 0], 3.2)
+    assert np.allclose(model.actuator_biasprm[:7, 1:3], (-40, -5))
+    assert np.allclose(model.actuator_biasprm[7:, 1:3], (-3.2, -0.4))
     assert np.allclose(model.actuator_forcerange[:, 1], [300] * 7 + [0.35] * 16)
     assert model.body(robot.PALM_BODY).mass == pytest.approx(3.6944)
     assert model.body("index_link_2").mass == pytest.approx(0.131691)
@@ -139,6 +140,64 @@ def test_fingers_reach_their_targets_at_a_believable_speed(model):
         assert np.abs(data.qpos[7:23] - goal).mean() < 0.02
     model.opt.disableflags &= ~mujoco.mjtDisableBit.mjDSBL_CONTACT.value
     assert 5.0 < max(speeds) < 1.1 * robot.HAND_SPEED
+
+
+@pytest.fixture
+def free(model):
+    """Data with every joint in the middle of its range; nothing touches."""
+    model.opt.disableflags |= mujoco.mjtDisableBit.mjDSBL_CONTACT.value
+    yield start(model, (robot.JOINT_LOWER + robot.JOINT_UPPER) / 2.0)
+    model.opt.disableflags &= ~mujoco.mjtDisableBit.mjDSBL_CONTACT.value
+
+
+@pytest.mark.parametrize("distance", [0.01, 0.03, 0.1, 0.2, 0.4])
+def test_fingers_reach_targets_near_by_and_rest_there(model, free, distance):
+    """A drive that rattles at its effort limit does neither."""
+    free.ctrl[7:] = free.qpos[7:23] + distance
+    for _ in range(steps(1.5)):
+        mujoco.mj_step(model, free)
+    assert np.abs(free.qpos[7:23] - free.ctrl[7:]).max() < 0.02 * distance
+    assert np.abs(free.qvel[6:22]).max() < 0.02 * distance and np.abs(free.actuator_force[7:]).max() < 0.02
+
+
+def implicit_drive(targets, stiffness=40.0, damping=5.0, effort=0.35, speed=6.283, inertia=1e-4):
+    """Angles after each control step of a light joint whose drive is solved implicitly, as by PhysX, then limited."""
+    angle, velocity, angles, h = 0.0, 0.0, [], scene.TIMESTEP
+    for target in targets:
+        for _ in range(scene.SUBSTEPS):
+            impulse = h * (stiffness * (target - angle - h * velocity) - damping * velocity)
+            impulse /= 1.0 + h * (damping + h * stiffness) / inertia
+            velocity += np.clip(impulse, -h * effort, h * effort) / inertia
+            velocity = np.clip(velocity, -speed, speed)
+            angle += h * velocity
+        angles.append(angle)
+    return np.array(angles)
+
+
+def finger_angles(model, data, targets):
+    """How far the 16 finger joints have gone after each control step, all given the same targets: (steps, 16) rad."""
+    first, angles = data.qpos[7:23].copy(), []
+    for target in targets:
+        data.ctrl[7:] = first + target
+        mujoco.mj_step(model, data, scene.SUBSTEPS)
+        angles.append(data.qpos[7:23] - first)
+    return np.array(angles)
+
+
+@pytest.mark.parametrize("distance", [0.03, 0.1, 0.3])
+def test_fingers_approach_a_target_as_with_the_published_drives(model, free, distance):
+    targets = np.full(60, distance)
+    difference = finger_angles(model, free, targets) - implicit_drive(targets)[:, None]
+    assert np.abs(difference).max() < 0.1 * distance
+
+
+@pytest.mark.parametrize("std", [0.01, 0.03, 0.1])
+def test_fingers_tremble_with_their_targets_as_with_the_published_drives(model, free, std):
+    targets = std * np.random.default_rng(0).standard_normal(600)
+    expected = implicit_drive(targets)
+    trembling = finger_angles(model, free, targets)
+    assert np.allclose(trembling.std(0), expected.std(), rtol=0.15)
+    assert min(np.corrcoef(joint, expected)[0, 1] for joint in trembling.T) > 0.9
 
 
 def test_object_scales():
