@@ -351,10 +351,10 @@ EXPERIMENTS = {
     },
     "ant_populations": robot("Ant", RETURN),
     "allegro_hand_populations": robot("AllegroHand", OBJECTIVE),
-    # How far does AllegroKukaRegrasping come in about two hours of one core?
+    # How far does AllegroKukaRegrasping come in about an hour of one core?
     "allegro_kuka": Experiment(
         env_id="AllegroKukaRegrasping",
-        total_timesteps=28_000_000,
+        total_timesteps=15_000_000,
         seeds=range(1, 2),
         tags=(RETURN, OBJECTIVE, REWARD, "charts/lifted", "charts/reward_*", "losses/explained_variance"),
         finals=(STD, "charts/learning_rate", "charts/*_distance"),

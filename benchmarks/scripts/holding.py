@@ -66,7 +66,8 @@ def main(argv=None):
     args = parser.parse_args(argv)
     played = evaluate.Args(args.run, episodes=args.episodes, seed=args.seed)
     saved, script = evaluate.load(args.run)
-    print(f"{saved['args']['env_id']}, {saved['script']}.py, {saved['global_step']:,} steps, {args.episodes} episodes\n")
+    trained = f"{saved['args']['env_id']}, {saved['script']}.py, {saved['global_step']:,} steps"
+    print(f"{trained}, {args.episodes} episodes\n")
     rows, term_rows = [], []
     for actions in ("sampled", "mean"):
         env = evaluate.make_env(saved, args.episodes, played, "cpu")

@@ -412,7 +412,7 @@ def test_two_thousand_steps_stay_finite(env_id, tmp_path, monkeypatch):
     (REORIENTATION, [1.1370, 0.5773, 0.6634, 0.4185, 0.5387, 28.939]),
 ])  # fmt: skip
 def test_fifty_steps_end_where_they_did(env_id, expected):
-    """Whoever changes physics or a task sees it here; 5 % more damping of the hand's drives changes the speed by 2 %."""
+    """Whoever changes physics or a task sees it here; 5 % more damping of the hand's drives changes speeds by 2 %."""
     env = envs.make(env_id, 8, seed=7)
     env.reset()
     actions = random_actions(8, 7)
