@@ -12,7 +12,9 @@ import envs  # noqa: F401, before torch: Isaac Gym must be imported first
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn  # noqa: F401, loaded later its functions' defaults would keep the group alive
+
+if dist.is_available():
+    import torch.distributed.nn  # noqa: F401, loaded later its functions' defaults would keep the group alive
 
 RANK, WORLD_SIZE = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
 LOCAL_RANK, LOCAL_WORLD_SIZE = int(os.environ.get("LOCAL_RANK", 0)), int(os.environ.get("LOCAL_WORLD_SIZE", 1))
@@ -33,7 +35,7 @@ def start():
 
 
 def finish():
-    """Part once all have come. Beside gloo's threads an interpreter that ends may abort (pytorch/pytorch#179291)."""
+    """Wait for all, then end gloo's threads: beside them an ending interpreter may abort (pytorch/pytorch#179291)."""
     total(torch.zeros(1))
     if WORLD_SIZE > 1:
         dist.destroy_process_group()

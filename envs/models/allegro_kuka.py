@@ -25,12 +25,14 @@ ARM_SPEED = 10.0  # rad / s, published limit
 # at ARM_SPEED. MuJoCo has no speed limit; without this, targets that jump made the arms reach 48 rad/s.
 ARM_LEAD = DAMPING * ARM_SPEED / STIFFNESS
 HAND_SPEED = 6.283  # rad / s, published limit
-# PhysX solves a drive at its effort limit implicitly, MuJoCo does not, and the finger links are light: there a drive as
-# strong as published rattles at full effort, lets go of what the hand holds once its target trembles by 0.01 rad, and
-# never reaches targets 0.04 to 0.1 rad away. Weaker drives with the published ratio approach their targets as PhysX's.
+# PhysX solves a drive at its effort limit implicitly, MuJoCo explicitly, and the finger links are light: there a drive
+# as strong as published rattles at full effort, moves by 0.026 rad whether its target is 0.01 or 0.08 rad away, and
+# lets go of what the hand holds once its target trembles by 0.01 rad. An explicit damping must stay below twice the
+# armature by the time step, 0.48. With the published ratio weaker drives move a free finger as the published ones
+# would.
 HAND_STIFFNESS, HAND_DAMPING = 0.08 * STIFFNESS, 0.08 * DAMPING
-# Without armature the fingers reach hundreds of rad/s or worse. MuJoCo has no speed limit; the joints' damping makes
-# HAND_SPEED the speed at which full effort is used up.
+# Without armature fingers end 0.1 rad off. MuJoCo has no speed limit; the joints' damping makes HAND_SPEED the speed at
+# which full effort is used up.
 HAND_ARMATURE = 2e-3  # kg m^2
 HAND_JOINT_DAMPING = HAND_EFFORT / HAND_SPEED  # N m s / rad
 

@@ -8,7 +8,7 @@ from envs.models import allegro_kuka as robot
 from envs.models import allegro_kuka_scene as scene
 
 # Joint targets (rad) for a 5 cm cube in the middle of the table, found by inverse kinematics; the shut hand was then
-# tuned by random search to keep the cube under pushes.
+# tuned by random search to keep the cube under pushes, and its targets moved on for weaker drives.
 ARM_LOW = [-1.613, 1.644, 0.033, 1.307, 0.04, 1.354, 2.312]
 ARM_HIGH = [-1.631, 0.725, 0.026, 0.02, 0.033, 0.939, 2.323]
 HAND_OPEN = [-0.124, 0.821, 0.243, 0.281, 0.091, 0.787, 0.304, 0.335, 0, 0.3, 0.3, 0.3, 1.406, 0.441, -0.059, 1.068]

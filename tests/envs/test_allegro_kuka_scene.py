@@ -136,8 +136,8 @@ def test_fingers_reach_their_targets_at_a_believable_speed(model):
             mujoco.mj_step(model, data)
             speeds.append(np.abs(data.qvel[7:23]).max())
             overshoot = np.maximum(overshoot, (data.qpos[7:23] - goal) * np.sign(goal - before))
-        assert overshoot.max() < 0.06
-        assert np.abs(data.qpos[7:23] - goal).mean() < 0.02
+        assert overshoot.max() < 0.01
+        assert np.abs(data.qpos[7:23] - goal).mean() < 0.002
     model.opt.disableflags &= ~mujoco.mjtDisableBit.mjDSBL_CONTACT.value
     assert 5.0 < max(speeds) < 1.1 * robot.HAND_SPEED
 
@@ -157,11 +157,11 @@ def test_fingers_reach_targets_near_by_and_rest_there(model, free, distance):
     for _ in range(steps(1.5)):
         mujoco.mj_step(model, free)
     assert np.abs(free.qpos[7:23] - free.ctrl[7:]).max() < 0.02 * distance
-    assert np.abs(free.qvel[6:22]).max() < 0.02 * distance and np.abs(free.actuator_force[7:]).max() < 0.02
+    assert np.abs(free.qvel[7:23]).max() < 0.02 * distance and np.abs(free.actuator_force[7:]).max() < 0.02
 
 
 def implicit_drive(targets, stiffness=40.0, damping=5.0, effort=0.35, speed=6.283, inertia=1e-4):
-    """Angles after each control step of a light joint whose drive is solved implicitly, as by PhysX, then limited."""
+    """Angles after each control step of a light joint whose drive is solved implicitly, then limited."""
     angle, velocity, angles, h = 0.0, 0.0, [], scene.TIMESTEP
     for target in targets:
         for _ in range(scene.SUBSTEPS):
@@ -185,14 +185,14 @@ def finger_angles(model, data, targets):
 
 
 @pytest.mark.parametrize("distance", [0.03, 0.1, 0.3])
-def test_fingers_approach_a_target_as_with_the_published_drives(model, free, distance):
+def test_fingers_approach_a_target_as_the_published_drive_would(model, free, distance):
     targets = np.full(60, distance)
     difference = finger_angles(model, free, targets) - implicit_drive(targets)[:, None]
     assert np.abs(difference).max() < 0.1 * distance
 
 
 @pytest.mark.parametrize("std", [0.01, 0.03, 0.1])
-def test_fingers_tremble_with_their_targets_as_with_the_published_drives(model, free, std):
+def test_fingers_tremble_with_their_targets_as_the_published_drive_would(model, free, std):
     targets = std * np.random.default_rng(0).standard_normal(600)
     expected = implicit_drive(targets)
     trembling = finger_angles(model, free, targets)

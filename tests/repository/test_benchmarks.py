@@ -10,6 +10,7 @@ import subprocess
 import sys
 import textwrap
 import time
+import types
 
 import matplotlib
 import numpy as np
@@ -448,55 +449,70 @@ def test_the_index_names_what_was_not_run():
 
 
 class Scripted:
-    """Three AllegroKuka episodes of 50, 6 and 4 steps: the object is held for 40 steps, thrown, and not touched."""
+    """Four AllegroKuka episodes: the cube is held, thrown, left alone, and put on the goal, which then moves.
 
-    num_envs, ends, tolerance = 3, torch.tensor([50, 6, 4]), torch.tensor(0.02)
-    finished_successes = torch.tensor([2.0, 0.0, 0.0])
-    term_sums = finished_term_sums = torch.arange(6.0).view(3, 2)
-    table = -holding.LIFT_OFFSET  # the height at which the centre of an object on the table is about
+    In the step in which an episode ends, and after it, the environment shows an episode in which all is different.
+    """
+
+    num_envs, ends, tolerance = 4, torch.tensor([50, 6, 4, 5]), torch.tensor(0.02)
+    successes = torch.tensor([2.0, 0.0, 0.0, 1.0])
+    object_size = torch.tensor([0.05, 0.05, 0.30]).expand(4, 3)
+    term_sums = torch.arange(8.0).view(4, 2)
 
     def zeros(self, dtype=torch.float32):
-        return torch.zeros(3, dtype=dtype)
+        return torch.zeros(4, dtype=dtype)
 
     def reset(self):
-        self.steps = torch.zeros(3, dtype=torch.long)
-        return torch.zeros(3, 1)
+        self.step_count = 0
+        return torch.zeros(4, 1)
 
     def step(self, action):
-        self.steps += 1
-        done = self.steps % self.ends == 0
-        episode = {"done": done, "length": self.ends.float()}
-        lost = torch.tensor([False, True, False])
-        return torch.zeros(3, 1), torch.zeros(3), done & lost, done & ~lost, {"episode": episode}
+        self.step_count += 1
+        self.first = self.step_count < self.ends  # still in the first episode
+        last, again = self.step_count == self.ends, self.step_count == self.ends + 2
+        lost = torch.tensor([False, True, False, False])
+        self.finished_successes = self.successes + 7.0 * ~(self.first | last)
+        self.finished_term_sums = self.term_sums + 7.0 * ~(self.first | last)[:, None]
+        self.done = last | again
+        episode = {"done": self.done, "length": torch.where(last, self.ends, 2).float()}
+        return torch.zeros(4, 1), torch.zeros(4), self.done & (lost | again), last & ~lost, {"episode": episode}
 
-    def frames(self):
-        """Height above the table, distance of fingertips and keypoints (3,) m, at the present steps."""
-        step = self.steps % self.ends  # after the last one the next episode shows
-        held, thrown = (step[0] >= 5) & (step[0] < 45), step[1] >= 2
-        up = torch.stack([held, thrown, torch.tensor(False)])
-        near = torch.tensor([0.05, 0.05 if step[1] < 3 else 0.3, 0.2])
-        return torch.where(up, 0.3, 0.0), near, torch.where(step == torch.tensor([30, 99, 99]), 0.025, 0.5)
+    def up(self):
+        t = self.step_count
+        return torch.tensor([5 <= t < 45, t >= 2, False, False]) | ~self.first
 
-    def fingertip_distance(self):
-        return torch.stack([self.frames()[1], torch.full((3,), 0.5)], 1)
+    def fingertips(self):
+        """3 mm from the tip of the cube, which points along x; or 5 cm from its side."""
+        t, near = self.step_count, self.engine.body_pos[:, -1] + torch.tensor([0.153, 0.0, 0.0])
+        far = self.engine.body_pos[:, -1] + torch.tensor([0.0, 0.0, 0.075])
+        is_near = torch.tensor([t != 20, t < 3, False, False]) | ~self.first
+        return torch.stack([torch.where(is_near[:, None], near, far), far], 1)
 
     def keypoint_distance(self):
-        return self.frames()[2]
+        return torch.where(torch.tensor([self.step_count == 30, False, False, False]) | ~self.first, 0.025, 0.5)
 
     @property
     def engine(self):
-        engine = type("Engine", (), {})()
-        engine.body_pos, engine.body_linvel = torch.zeros(3, 2, 3), torch.zeros(3, 2, 3)
-        engine.body_pos[:, -1, 2] = self.table + self.frames()[0]
-        engine.body_linvel[:, -1, 0] = torch.tensor([0.5, 4.0, 9.0])
+        engine = types.SimpleNamespace(body_pos=torch.zeros(4, 2, 3), body_linvel=torch.zeros(4, 2, 3))
+        engine.body_quat = torch.tensor([0.5, 0.5, 0.5, 0.5]).expand(4, 2, 4)  # its z axis along x
+        engine.body_pos[:, -1, 2] = -holding.LIFT_OFFSET + torch.where(self.up(), 0.3, 0.0)
+        engine.body_linvel[:, -1, 0] = torch.where(self.first, torch.tensor([0.5, 4.0, 9.0, 9.0]), 20.0)
         return engine
 
 
 def test_what_a_policy_does_with_the_object():
-    player = type("Player", (), {"act": lambda self, obs: None, "dones": None})()
-    seen, terms = holding.play(Scripted(), player)
+    env, remembered = Scripted(), []
+
+    class Player:
+        dones = None
+
+        def act(self, obs):
+            remembered.append(self.dones is None or self.dones[0].equal(env.done))
+
+    seen, terms = holding.play(env, Player())
+    assert all(remembered) and len(remembered) == 50
     assert {name: value.tolist() for name, value in seen.items()} == {
-        "touched": [1, 1, 0], "lifted": [1, 1, 0], "longest": [40, 1, 0], "at goal": [1, 0, 0], "speed": [0.5, 4, 0],
-        "lost": [0, 1, 0], "length": [50, 6, 4], "successes": [2, 0, 0],
+        "reached": [1, 1, 0, 0], "lifted": [1, 1, 0, 0], "longest": [24, 1, 0, 0], "at goal": [1, 0, 0, 1],
+        "speed": [0.5, 4, 0, 0], "lost": [0, 1, 0, 0], "length": [50, 6, 4, 5], "successes": [2, 0, 0, 1],
     }  # fmt: skip
-    assert terms.equal(Scripted.finished_term_sums)
+    assert terms.equal(env.term_sums)
