@@ -103,8 +103,7 @@ def test_a_scripted_reach_grasp_and_lift_is_the_same(monkeypatch):
     assert differences[:480].max() < 5e-3  # before the hand touches
     assert differences[:, :23].max() < 1e-3 and differences[:, 69:].max() < 1e-3  # joint angles in [-1, 1]; metres
     assert differences.flatten().quantile(0.99) < 1e-3  # velocities differ for a step where fingers touch
-    assert differences[-60:, :66].max() < 5e-3 and differences[-60:, 69:].max() < 5e-3  # held still
-    assert differences[-60:, 66:69].max() < 0.05  # rad/s: the cube rocks a little between three fingertips
+    assert differences[-60:].max() < 5e-3  # held still
     heights = [env.engine.body_pos[0, OBJECT, 2].item() for env in (ours, theirs)]
     assert min(heights) > RESTING_HEIGHT + 0.2 and abs(heights[0] - heights[1]) < 1e-3
 

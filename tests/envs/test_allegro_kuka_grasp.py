@@ -12,7 +12,7 @@ from envs.models import allegro_kuka_scene as scene
 ARM_LOW = [-1.613, 1.644, 0.033, 1.307, 0.04, 1.354, 2.312]
 ARM_HIGH = [-1.631, 0.725, 0.026, 0.02, 0.033, 0.939, 2.323]
 HAND_OPEN = [-0.124, 0.821, 0.243, 0.281, 0.091, 0.787, 0.304, 0.335, 0, 0.3, 0.3, 0.3, 1.406, 0.441, -0.059, 1.068]
-HAND_SHUT = [-0.076, 1.036, 0.762, 0.79, -0.002, 1.097, 0.783, 0.451, 0, 0.3, 0.3, 0.3, 1.57, -0.17, 0.474, -0.27]
+HAND_SHUT = [-0.077, 1.03, 0.759, 0.789, -0.002, 1.09, 0.78, 0.45, 0, 0.3, 0.3, 0.3, 1.57, -0.17, 0.467, -0.271]
 START = np.clip(scene.DEFAULT_POSE, scene.JOINT_LOWER, scene.JOINT_UPPER)
 # (seconds, targets at the end). The drives are underdamped (natural period of the arm 2 s): each move takes a while.
 GRASP = [(3.0, ARM_HIGH + HAND_OPEN), (5.0, ARM_LOW + HAND_OPEN), (1.5, ARM_LOW + HAND_SHUT)]
