@@ -132,6 +132,15 @@ def play(env, player):
     return results
 
 
+def score(saved, script, k, deterministic, args, device):
+    """`play` with agent k in new environments, which are gone afterwards: some take gigabytes."""
+    env = make_env(saved, args.episodes, args, device)
+    ids = torch.full((args.episodes,), k, device=device)
+    player = Player(make_agent(saved, script, env, device), ids, deterministic)
+    torch.manual_seed(args.seed)
+    return play(env, player)
+
+
 def agents_of(saved):
     """Number of agents, and the one whose latest episodes in training had the highest objective."""
     num_agents = saved["args"].get("num_agents", 1)
@@ -284,11 +293,7 @@ def main(argv=None):
     print("| agent | actions | return | objective | episode length |\n|-|-|-|-|-|")
     for name, k in {"leader": 0, "best": best}.items() if num_agents > 1 else [("agent", 0)]:
         for deterministic in (False, True):
-            env = make_env(saved, args.episodes, args, device)
-            agent = make_agent(saved, script, env, device)
-            ids = torch.full((args.episodes,), k, device=device)
-            torch.manual_seed(args.seed)
-            returns, lengths, objectives = play(env, Player(agent, ids, deterministic)).double()
+            returns, lengths, objectives = score(saved, script, k, deterministic, args, device).double()
             error = 1 / math.sqrt(args.episodes)
             numbers = [f"{x.mean():.2f} ± {x.std(unbiased=False) * error:.2f}" for x in (returns, objectives)]
             actions = "mean" if deterministic else "sampled"

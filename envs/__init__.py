@@ -46,7 +46,10 @@ def check_env_id(env_id):
     """Raises ValueError (one line) unless `env_id` is a known task or an importable `package.module:Class`."""
     prefix, _, name = env_id.partition(":")
     if prefix in ADAPTERS:
-        find_adapter(prefix).check(name)
+        try:
+            find_adapter(prefix).check(name)
+        except SystemExit:
+            raise ValueError("calls sys.exit, must return")
     elif re.search(r"-v\d+$", env_id):  # an id of EnvPool or Gymnasium
         if ":" in env_id:
             nearest = difflib.get_close_matches(prefix.lower(), ADAPTERS, n=1, cutoff=0.5)
@@ -64,10 +67,14 @@ def check_env_id(env_id):
 
 
 def find_adapter(prefix):
-    """The class of ADAPTERS behind a prefix. Raises ValueError (one line) where its package is not installed."""
+    """The class of ADAPTERS behind a prefix. Raises ValueError (one line) where its package cannot be imported."""
     if not importlib.util.find_spec(prefix):
         raise ValueError(f"needs the package {prefix}, not installed: pip install -r requirements-{prefix}.txt")
-    return find_class(ADAPTERS[prefix])
+    module, name = ADAPTERS[prefix].split(":")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except ImportError as error:
+        raise ValueError(f"{error}; pip install -r requirements-{prefix}.txt")
 
 
 def find_class(env_id):

@@ -75,7 +75,7 @@ class Run:
             saved = load_checkpoint(args.resume, self.script, self.load, locked=True)
         try:
             if not saved:
-                self.folder = make_folder(f"{args.env_id.replace(':', '-')}__{self.script}__{args.seed}")
+                self.folder = make_folder(f"{args.env_id}__{self.script}__{args.seed}")
                 self.lock = checkpoints.lock_folder(self.folder)
             # what was logged after the checkpoint is logged again
             self.writer = SummaryWriter(self.folder, purge_step=self.global_step + 1 if saved else None)
@@ -312,7 +312,7 @@ def state_dicts(state):
 
 def make_folder(name):
     """A new folder runs/{name}__{unix time}, with a suffix where another run was faster."""
-    path = folder = os.path.join("runs", f"{name}__{int(time.time())}")
+    path = folder = os.path.join("runs", f"{name.replace(':', '-').replace('/', '-')}__{int(time.time())}")
     for i in itertools.count(2):
         try:
             os.makedirs(folder)

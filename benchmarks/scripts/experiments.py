@@ -187,7 +187,7 @@ def public(task, total_timesteps, flags):
         seeds=range(1, 4),
         flags=f"{PUBLIC} {flags}",
         tags=(RETURN,),
-        finals=("charts/episodic_return", STD, "evolution/fired"),
+        finals=("charts/episodic_return", STD, "evolution/*"),
         evaluate=True,
         variants=(*ppo, *populations),
     )

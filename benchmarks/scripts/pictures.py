@@ -1,6 +1,6 @@
-"""Draws a picture of every task, docs/images/<env id>.png, and docs/images/tasks.png with six of them.
+"""Draws a picture of every task, docs/images/<env id>.png, and of trained policies, docs/images/policies.png.
 
-    python -m benchmarks.scripts.pictures [env ids]
+    python -m benchmarks.scripts.pictures [env ids or "policies"]
 
 Ant and Anymal follow their policies of policies/. The other tasks are brought into a pose that shows what they are
 about, by scripted actions or by hand.
@@ -21,9 +21,6 @@ from envs.models import franka, humanoid
 from envs.tasks.moat import PLATEAU_STARTS
 
 SIZE = (480, 360)
-STRIP = (
-    "AllegroKukaReorientation", "AllegroKukaThrow", "ShadowHand", "Anymal", "Ant", "FrankaCubeStack",
-)  # fmt: skip
 # The arm and the 5 cm cube at the end of the scripted lift of tests/envs/test_allegro_kuka_grasp.py.
 # fmt: off
 HELD = [
@@ -110,15 +107,28 @@ def shadow_hand(env_id):
     return in_hand(env_id, {"WR": 0.0, "FJ3": 0.0, "FJ2": -0.45, "FJ1": -0.5, "THJ4": 0.6, "TH": 0.0}, 40)
 
 
+def play(env_id, num_envs=1):
+    """The environments after each step of the policy in policies/, mean actions."""
+    saved, script = evaluate.load(f"policies/{env_id}")
+    env = envs.make(env_id, num_envs, "cpu", 1, "mujoco")
+    agent_ids = torch.zeros(num_envs, dtype=torch.long)
+    player = evaluate.Player(evaluate.make_agent(saved, script, env, "cpu"), agent_ids, deterministic=True)
+    obs = env.reset()
+    while True:
+        obs = env.step(player.act(obs))[0]
+        yield env
+
+
 def trained(env_id):
     """After three seconds of the policy in policies/."""
-    saved, script = evaluate.load(f"policies/{env_id}")
-    env = envs.make(env_id, 1, "cpu", 1, "mujoco")
-    player = evaluate.Player(evaluate.make_agent(saved, script, env, "cpu"), torch.tensor([0]), deterministic=True)
-    obs = env.reset()
-    for _ in range(3 * env.frame_rate):
-        obs = env.step(player.act(obs))[0]
-    return env
+    for steps, env in enumerate(play(env_id), 1):
+        if steps == 3 * env.frame_rate:
+            return env
+
+
+def lifting(env_id):
+    """The policy in policies/ has just lifted a box large enough to be seen."""
+    return next(env for env in play(env_id, 12) if env.lifted[-1])
 
 
 def running_humanoid(env_id):
@@ -294,6 +304,13 @@ POSES = {
     "Moat": moat,
 }
 
+POLICIES = {"AllegroKukaRegrasping": lifting, "AllegroHand": trained, "Anymal": trained, "Ant": trained}
+
+
+def draw(env, size):
+    """A picture of the last environment."""
+    return Image.fromarray(np.asarray(env.render(env.num_envs - 1))).resize(size, Image.Resampling.LANCZOS)
+
 
 def save(image, path):
     """Write a PNG of at most 256 colours, a third of the size of full colour."""
@@ -303,20 +320,16 @@ def save(image, path):
 
 def main(names):
     os.makedirs("docs/images", exist_ok=True)
-    drawn = {}
     for name in names:
-        env = POSES[name](name)
-        picture = Image.fromarray(np.asarray(env.render(env.num_envs - 1)))
-        drawn[name] = picture.resize(SIZE, Image.Resampling.LANCZOS)
-        save(drawn[name], f"docs/images/{name}.png")
-    if set(STRIP) <= set(drawn):
-        width, height = 320, 240
-        strip = Image.new("RGB", (3 * width, 2 * height))
-        for i, name in enumerate(STRIP):
-            row, column = divmod(i, 3)
-            strip.paste(drawn[name].resize((width, height), Image.Resampling.LANCZOS), (column * width, row * height))
-        save(strip, "docs/images/tasks.png")
+        if name == "policies":
+            width, height = 320, 240
+            image = Image.new("RGB", (len(POLICIES) * width, height))
+            for i, (env_id, pose) in enumerate(POLICIES.items()):
+                image.paste(draw(pose(env_id), (width, height)), (i * width, 0))
+        else:
+            image = draw(POSES[name](name), SIZE)
+        save(image, f"docs/images/{name}.png")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:] or list(POSES))
+    main(sys.argv[1:] or [*POSES, "policies"])

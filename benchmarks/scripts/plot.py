@@ -20,7 +20,7 @@ sys.path.insert(0, str(ROOT))
 from benchmarks.scripts.experiments import EXPERIMENTS  # noqa: E402
 from benchmarks.scripts.summarize import RESULTS, read_curves, read_values  # noqa: E402
 
-MAX_COLUMNS = 5
+MAX_COLUMNS = 6
 
 
 def quartiles(curves):
@@ -35,7 +35,7 @@ def draw(curves, finals, label, path):
     """curves, finals: of `read_curves` and `read_values`; label: of the vertical axis; path: the PNG to write."""
     columns = min(len(curves) + 1, MAX_COLUMNS)
     rows = -(-(len(curves) + 1) // columns)
-    figure, axes = plt.subplots(rows, columns, figsize=(3.4 * columns, 2.8 * rows), sharey=True, squeeze=False)
+    figure, axes = plt.subplots(rows, columns, figsize=(3.4 * columns, 2.8 * rows + 1.0), sharey=True, squeeze=False)
     axes, reference = axes.flatten(), None
     for axis, (variant, seeds) in zip(axes, curves.items()):
         steps, (low, median, high) = quartiles(seeds)

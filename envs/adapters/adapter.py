@@ -17,9 +17,9 @@ def check_known(name, known, hint=""):
 
 
 def check_actions(space):
-    """Raises ValueError (one line) where a Gymnasium space of actions is no Box with finite bounds."""
-    if not hasattr(space, "low"):
-        raise ValueError(f"actions must be a Box of numbers, this has {space}")
+    """Raises ValueError (one line) where a Gymnasium space of actions is no Box of reals with finite bounds."""
+    if not (hasattr(space, "low") and np.issubdtype(space.dtype, np.floating)):
+        raise ValueError(f"actions must be a Box of floating-point numbers, this has {space}")
     if not (np.isfinite(space.low).all() and np.isfinite(space.high).all()):
         raise ValueError(f"actions must have finite bounds, this has {space}")
 

@@ -21,6 +21,12 @@ import envpool  # noqa: E402
 
 from envs.adapters.adapter import Adapter, check_actions, check_known, flatten  # noqa: E402
 
+# 1 / s, of Gymnasium's MuJoCo tasks, whose control period EnvPool does not say
+FRAME_RATES = dict(
+    Ant=20, HalfCheetah=20, Hopper=125, Humanoid=67, HumanoidStandup=67, InvertedDoublePendulum=20,
+    InvertedPendulum=25, Pusher=20, Reacher=50, Swimmer=25, Walker2d=125,
+)  # fmt: skip
+
 
 class EnvPool(Adapter):
     """A pool with one environment per row, in EnvPool's synchronous mode.
@@ -55,8 +61,9 @@ class EnvPool(Adapter):
         )
         self.set_action_space(self.pool.action_space)
         self.max_episode_steps = self.pool.config["max_episode_steps"]
-        if self.pool.config.get("ctrl_dt"):  # s; Playground's tasks alone say it
-            self.frame_rate = round(1.0 / self.pool.config["ctrl_dt"])
+        known = FRAME_RATES.get(name.rpartition("-")[0])
+        if known or self.pool.config.get("ctrl_dt"):  # s; Playground's tasks alone say it
+            self.frame_rate = known or round(1.0 / self.pool.config["ctrl_dt"])
         self.obs = self.tensor(flatten(self.pool.reset()[0], num_envs))
         self.num_obs = self.obs.shape[1]
 

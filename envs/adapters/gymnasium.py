@@ -42,32 +42,33 @@ class Gymnasium(Adapter):
                 importlib.import_module(package)
             except ImportError as error:
                 raise ValueError(f"{error}; must be {OWN}")
+            if registered not in gymnasium.registry:
+                raise ValueError(f"{package} registers no {registered}")
         check_known(registered, gymnasium.registry.keys(), f" For your own: {OWN}")
         try:
             env = gymnasium.make(name)
         except (ImportError, gymnasium.error.Error) as error:  # old versions, and what needs another package
             raise ValueError((str(error) or repr(error)).splitlines()[0])
+        except ValueError as error:  # of the environment's own code: its traceback says where
+            raise RuntimeError(f"{name} cannot be made") from error
         env.close()
         check_actions(env.action_space)
+        if flat(env).observation_space.shape is None:
+            raise ValueError(f"observations must have a fixed size, this has {env.observation_space}")
 
     def __init__(self, name, num_envs, device, seed):
         super().__init__(num_envs, device, seed)
         env = gymnasium.make(name)
         env.close()
-        draws = "rgb_array" in env.metadata.get("render_modes", [])
-        drawing = {"render_mode": "rgb_array"} if draws else {}
+        drawing = {"render_mode": "rgb_array"} if "rgb_array" in env.metadata.get("render_modes", []) else {}
+        same_step = {"autoreset_mode": AutoresetMode.SAME_STEP}
         self.env = gymnasium.make_vec(
-            name,
-            num_envs,
-            vectorization_mode="sync",
-            vector_kwargs={"autoreset_mode": AutoresetMode.SAME_STEP},
-            wrappers=[flat],
-            **drawing,
+            name, num_envs, vectorization_mode="sync", vector_kwargs=same_step, wrappers=[flat], **drawing
         )
         self.set_action_space(self.env.single_action_space)
         self.num_obs = self.env.single_observation_space.shape[0]
         self.max_episode_steps = env.spec.max_episode_steps or sys.maxsize  # none: it ends its episodes itself
-        self.frame_rate = round(self.env.metadata.get("render_fps") or self.frame_rate)
+        self.frame_rate = max(1, round(self.env.metadata.get("render_fps") or self.frame_rate))
         self.obs, self.next_obs = torch.zeros(num_envs, self.num_obs, device=self.device), None
 
     def reset_where(self, mask):

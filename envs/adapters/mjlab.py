@@ -3,21 +3,21 @@
 Packages that register tasks of their own with mjlab are found as mjlab finds them, through entry points.
 """
 
+import atexit
 import contextlib
 import dataclasses
 import io
-import os
 
+import mjlab.tasks  # noqa: F401, registers them
 import torch
+import warp
+from mjlab.envs import ManagerBasedRlEnv
+from mjlab.tasks.registry import list_tasks, load_env_cfg
+from mjlab.viewer.offscreen_renderer import OffscreenRenderer
 
 from envs.adapters.adapter import Adapter, check_known
 
-os.environ.setdefault("MJLAB_WARP_QUIET", "1")  # read by the imports below
-
-import mjlab.tasks  # noqa: E402, F401, registers them
-from mjlab.envs import ManagerBasedRlEnv  # noqa: E402
-from mjlab.tasks.registry import list_tasks, load_env_cfg  # noqa: E402
-from mjlab.viewer.offscreen_renderer import OffscreenRenderer  # noqa: E402
+warp.config.log_level = warp.LOG_WARNING  # else a line for every kernel that it loads
 
 
 class Mjlab(Adapter):
@@ -72,5 +72,6 @@ class Mjlab(Adapter):
                 env.sim.mj_model, viewer, env.scene, env.sim.model, env.sim.expanded_fields
             )
             self.renderers[index].initialize()
+            atexit.register(self.renderers[index].close)  # later its OpenGL context is gone
         self.renderers[index].update(self.env.sim.data)
         return self.renderers[index].render()

@@ -6,6 +6,7 @@ mjlab is not among the development requirements: its tests run where it is insta
 import importlib.util
 import os
 import pathlib
+import sys
 
 import gymnasium
 import numpy as np
@@ -166,7 +167,8 @@ def test_envpool_uses_the_cores_that_the_process_may_use():
 
 def test_frame_rates():
     assert envs.make("envpool:Go1JoystickFlatTerrain-v1", 1).frame_rate == 50
-    assert envs.make("gymnasium:Hopper-v5", 1).frame_rate == 125
+    for task in ("Ant", "Hopper", "Humanoid", "Reacher"):
+        assert envs.make(f"envpool:{task}-v5", 1).frame_rate == envs.make(f"gymnasium:{task}-v5", 1).frame_rate
 
 
 MINE = """
@@ -211,12 +213,21 @@ def test_an_environment_that_a_users_package_registers(tmp_path, monkeypatch):
         env.render(0)
 
 
+def test_a_namespace_makes_no_nested_folder(tmp_path, monkeypatch):
+    (tmp_path / "spaced.py").write_text(MINE.replace("Mine-v0", "space/Mine-v0"))
+    monkeypatch.chdir(tmp_path)
+    ppo.main(f"--env-id gymnasium:spaced:space/Mine-v0 {TINY} --total-timesteps 256".split())
+    assert [run.name.rpartition("__")[0] for run in (tmp_path / "runs").iterdir()] == [
+        "gymnasium-spaced-space-Mine-v0__ppo__1"
+    ]
+
+
 # ---------------------------------------------------------------- refusals
 
 
 @pytest.mark.parametrize("env_id, reason", [
     ("envpool:Hoper-v5", "unknown, did you mean Hopper-v5?"),
-    ("envpool:CartPole-v1", "actions must be a Box of numbers, this has Discrete(2)"),
+    ("envpool:CartPole-v1", "actions must be a Box of floating-point numbers, this has Discrete(2)"),
     ("gymnasium:Hoper-v5", "unknown, did you mean Hopper-v5? For your own: gymnasium:my_package:MyEnv-v0, where"
                            " my_package registers MyEnv-v0"),
     ("CartPole-v1", "did you mean Cartpole or envpool:CartPole-v1 or gymnasium:CartPole-v1?"),
@@ -226,7 +237,9 @@ def test_an_environment_that_a_users_package_registers(tmp_path, monkeypatch):
     ("Envpool:HalfCheetah-v5", "did you mean envpool:HalfCheetah-v5?"),
     ("gym:HalfCheetah-v5", "did you mean gymnasium:HalfCheetah-v5?"),
     ("my_package:MyEnv-v0", "did you mean gymnasium:my_package:MyEnv-v0?"),
-    ("gymnasium:CartPole-v1", "actions must be a Box of numbers, this has Discrete(2)"),
+    ("gymnasium:CartPole-v1", "actions must be a Box of floating-point numbers, this has Discrete(2)"),
+    ("envpool:RubiksCube-v0", "actions must be a Box of floating-point numbers, this has Box(0, [5 0 2], (3,), int32)"),
+    ("gymnasium:json:MyEnv-v0", "json registers no MyEnv-v0"),
     ("gymnasium:not_there:MyEnv-v0", "No module named 'not_there'; must be gymnasium:my_package:MyEnv-v0, where"
                                      " my_package registers MyEnv-v0"),
     pytest.param("gymnasium:BipedalWalker-v3", "Box2D is not installed, you can install it by run `pip install swig`"
@@ -250,6 +263,23 @@ def test_unbounded_actions_are_refused(tmp_path, monkeypatch):
         envs.make("gymnasium:unbounded:Unbounded-v0", 1)
 
 
+@pytest.mark.parametrize("change, kind, message", [
+    (("def observe", "def __init__(self):\n        raise ValueError('mine')\n\n    def observe"), RuntimeError,
+     "cannot be made$"),  # not a ValueError, which would be one line without a traceback
+    (("def observe", "def __init__(self):\n        raise SystemExit(3)\n\n    def observe"), ValueError,
+     "^calls sys.exit, must return$"),
+    (("import numpy", "import sys; sys.exit(3)\nimport numpy"), ValueError, "^calls sys.exit, must return$"),
+    (("gymnasium.spaces.Dict(\n", "gymnasium.spaces.Sequence(gymnasium.spaces.Discrete(2)) or (\n"), ValueError,
+     "^observations must have a fixed size, this has Sequence"),
+])  # fmt: skip
+def test_what_a_users_package_may_do_wrong(change, kind, message, tmp_path, monkeypatch, request):
+    module = f"wrong_{request.node.callspec.indices['change']}"
+    (tmp_path / f"{module}.py").write_text(MINE.replace(*change).replace("Mine-v0", f"{module}-v0"))
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(kind, match=message):
+        envs.make(f"gymnasium:{module}:{module}-v0", 1)
+
+
 @pytest.mark.parametrize("name", envs.ADAPTERS)
 def test_a_missing_package_is_named(name, monkeypatch, capsys):
     monkeypatch.setattr(envs.importlib.util, "find_spec", lambda package: None)
@@ -258,6 +288,16 @@ def test_a_missing_package_is_named(name, monkeypatch, capsys):
     reason = f"needs the package {name}, not installed: pip install -r requirements-{name}.txt"
     assert end.value.code == 2 and capsys.readouterr().err == f"--env-id {name}:Hopper-v5: {reason}\n"
     assert f"\n{name}==" in (ROOT / f"requirements-{name}.txt").read_text()
+
+
+@pytest.mark.skipif(bool(importlib.util.find_spec("mjlab")), reason="needs a Python without mjlab")
+def test_a_package_that_cannot_be_imported_is_named(monkeypatch, capsys):
+    empty = importlib.util.module_from_spec(importlib.machinery.ModuleSpec("mjlab", None, is_package=True))
+    monkeypatch.setitem(sys.modules, "mjlab", empty)  # found, and gone again after this test
+    with pytest.raises(SystemExit) as end:
+        ppo.main(["--env-id", GO1])
+    reason = "No module named 'mjlab.tasks'; pip install -r requirements-mjlab.txt"
+    assert end.value.code == 2 and capsys.readouterr().err == f"--env-id {GO1}: {reason}\n"
 
 
 def test_an_adapter_has_no_engines(capsys):
