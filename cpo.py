@@ -393,7 +393,7 @@ def main(argv=None):
     env = harness.make_env(args)
     device, T, N = args.device, args.num_steps, env.num_envs
     agent = Agent(env.num_obs, env.num_actions, args).to(device)
-    optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, fused=device != "cpu")
+    optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, fused=True)
     if args.adversarial_coef:  # CPO Eq. 12
         discriminator = Discriminator(env.num_obs, env.num_actions, args).to(device)
         discriminator_optimizer = torch.optim.Adam(discriminator.parameters(), lr=args.learning_rate)

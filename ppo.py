@@ -237,7 +237,7 @@ def main(argv=None):
     env = harness.make_env(args)
     device, T, N = args.device, args.num_steps, env.num_envs
     agent = Agent(env.num_obs, env.num_actions, args).to(device)
-    optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, fused=device != "cpu")
+    optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, fused=True)
 
     # Storage: entry T of obs, dones and values is the step after the window
     obs = torch.zeros(T + 1, N, env.num_obs, device=device)

@@ -63,7 +63,8 @@ def check_env_id(env_id):
         check_constructor(find_class(env_id))
     elif env_id not in TASKS:
         nearest = difflib.get_close_matches(env_id, TASKS, n=1, cutoff=0.0)[0]
-        raise ValueError(f"did you mean {nearest}? Known: {', '.join(TASKS)}, or package.module:Class")
+        others = [f"{adapter}:ID" for adapter in ADAPTERS]
+        raise ValueError(f"did you mean {nearest}? Known: {', '.join([*TASKS, *others])}, or package.module:Class")
 
 
 def find_adapter(prefix):

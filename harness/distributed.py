@@ -135,6 +135,8 @@ def share_curriculum(env):
 
 def average_gradients(module):
     """Replace every gradient by its mean over the processes, sent as one flat tensor."""
+    if WORLD_SIZE == 1:
+        return
     gradients = [parameter.grad for parameter in module.parameters() if parameter.grad is not None]
     means = average(torch.cat([gradient.flatten() for gradient in gradients]))
     for gradient, mean in zip(gradients, means.split([gradient.numel() for gradient in gradients])):

@@ -106,8 +106,6 @@ class Run:
                 continue
             if isinstance(value, nn.Module):
                 check_tensors(loaded, value.state_dict())
-            if isinstance(value, torch.optim.Optimizer):  # as here, not as where it was written
-                loaded["param_groups"][0]["fused"] = value.param_groups[0]["fused"]
             value.load_state_dict(loaded)
             if isinstance(value, torch.optim.Optimizer):
                 try_step(value)

@@ -72,7 +72,8 @@ class Gymnasium(Adapter):
         self.obs, self.next_obs = torch.zeros(num_envs, self.num_obs, device=self.device), None
 
     def reset_where(self, mask):
-        if self.next_obs is None:  # not within a step, which resets on its own
+        """Show the beginnings in `next_obs`: within a step those of `advance`, where Gymnasium has reset already."""
+        if self.next_obs is None:
             self.next_obs, self.seeds = self.tensor(self.env.reset(seed=self.seeds)[0]), None
         self.obs, self.next_obs = torch.where(mask[:, None], self.next_obs, self.obs), None
 
