@@ -4,6 +4,7 @@ torchrun starts the processes and sets RANK, WORLD_SIZE (here W) and LOCAL_RANK.
 block of every agent's environments, so a mean over all environments is the mean of the processes' means.
 """
 
+import contextlib
 import io
 import os
 import sys
@@ -41,24 +42,22 @@ def finish():
         dist.destroy_process_group()
 
 
-class Exchange:
+@contextlib.contextmanager
+def exchange():
     """`with` it: where another process has ended, this one ends too, with exit status 1; one of them says so."""
-
-    def __enter__(self):
-        pass
-
-    def __exit__(self, kind, error, trace):
-        if kind and issubclass(kind, RuntimeError):
-            try:
-                first = store.add("ended", 1) == 1
-            except RuntimeError:  # the store has ended too
-                first = True
-            if first:
-                saved = os.path.exists(os.path.join(run_folder, "checkpoint.pt"))
-                hint = f"; to go on from the last checkpoint: --resume {run_folder}" if saved else ""
-                reason = str(error).splitlines()[0]
-                print(f"process {RANK} of {WORLD_SIZE} lost another one{hint} ({reason})", file=sys.stderr, flush=True)
-            sys.exit(1)
+    try:
+        yield
+    except RuntimeError as error:
+        try:
+            first = store.add("ended", 1) == 1
+        except RuntimeError:  # the store has ended too
+            first = True
+        if first:
+            saved = os.path.exists(os.path.join(run_folder, "checkpoint.pt"))
+            hint = f"; to go on from the last checkpoint: --resume {run_folder}" if saved else ""
+            reason = str(error).splitlines()[0]
+            print(f"process {RANK} of {WORLD_SIZE} lost another one{hint} ({reason})", file=sys.stderr, flush=True)
+        sys.exit(1)
 
 
 class Rank0First:
@@ -81,7 +80,7 @@ def from_rank_0(value):
     """Rank 0's value: tensors on the CPU, numbers, strings, containers of these, or a script's Args."""
     values = [value]
     if WORLD_SIZE > 1:
-        with Exchange():
+        with exchange():
             dist.broadcast_object_list(values, src=0)
     return values[0]
 
@@ -92,7 +91,7 @@ def gather(value):
         return []
     data, received = io.BytesIO(), [b""] * WORLD_SIZE if RANK == 0 else None
     torch.save(value, data)
-    with Exchange():
+    with exchange():
         dist.gather_object(data.getvalue(), received, dst=0)
     return [torch.load(io.BytesIO(x), map_location="cpu", weights_only=True) for x in (received or [])[1:]]
 
@@ -101,7 +100,7 @@ def total(x):
     """The sum of a tensor over the processes."""
     if WORLD_SIZE > 1:
         x = x.detach().clone(memory_format=torch.contiguous_format)
-        with Exchange():
+        with exchange():
             dist.all_reduce(x)
     return x
 
@@ -135,12 +134,11 @@ def share_curriculum(env):
 
 def average_gradients(module):
     """Replace every gradient by its mean over the processes, sent as one flat tensor."""
-    if WORLD_SIZE == 1:
-        return
-    gradients = [parameter.grad for parameter in module.parameters() if parameter.grad is not None]
-    means = average(torch.cat([gradient.flatten() for gradient in gradients]))
-    for gradient, mean in zip(gradients, means.split([gradient.numel() for gradient in gradients])):
-        gradient.copy_(mean.view_as(gradient))
+    if WORLD_SIZE > 1:
+        gradients = [parameter.grad for parameter in module.parameters() if parameter.grad is not None]
+        means = average(torch.cat([gradient.flatten() for gradient in gradients]))
+        for gradient, mean in zip(gradients, means.split([gradient.numel() for gradient in gradients])):
+            gradient.copy_(mean.view_as(gradient))
 
 
 def moments(x):

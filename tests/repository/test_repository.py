@@ -273,7 +273,7 @@ def test_no_registry_and_no_configuration_files(path):
     """No decorator but Python's and torch's, no container at module level to be filled, no parser of files."""
     tree = ast.parse(path.read_text())
     decorators = {ast.unparse(node) for each in ast.walk(tree) for node in getattr(each, "decorator_list", [])}
-    assert decorators <= {"torch.no_grad()", "property", "staticmethod"}
+    assert decorators <= {"torch.no_grad()", "property", "staticmethod", "contextlib.contextmanager"}
     values = [ast.unparse(node.value) for node in tree.body if isinstance(node, ast.Assign)]
     assert not {"{}", "[]", "set()", "dict()", "list()"} & set(values)
     parsers = set("json yaml toml tomllib configparser pickle importlib pkgutil hydra omegaconf".split())
