@@ -170,17 +170,18 @@ def make(env_id, num_envs, device="cpu", seed=1, engine="auto", staggered=False)
     """Makes `num_envs` copies of a task on `device`. Raises ValueError for an unknown id or engine.
 
     staggered: begin the first episodes at different points of their clock, as a training should; see `VectorEnv.reset`.
-    Adapters and classes that are no VectorEnv ignore it.
+    Isaac Gym and classes that are no VectorEnv ignore it.
     """
     check_env_id(env_id)
     engine = find_engine(engine, env_id, device)
     prefix, _, name = env_id.partition(":")
-    if prefix in ADAPTERS:
-        return find_adapter(prefix)(name, num_envs, device, seed)
     if engine == "isaacgym":
         return isaacgym.IsaacGym(env_id, num_envs, device, seed)
-    task = find_class(env_id)
-    env = task(num_envs, device, seed, engine=engine) if engine else task(num_envs, device, seed)
+    if prefix in ADAPTERS:
+        env = find_adapter(prefix)(name, num_envs, device, seed)
+    else:
+        task = find_class(env_id)
+        env = task(num_envs, device, seed, engine=engine) if engine else task(num_envs, device, seed)
     if isinstance(env, VectorEnv):
         env.staggered = staggered
     return env

@@ -61,28 +61,24 @@ class Gymnasium(Adapter):
         env = gymnasium.make(name)
         env.close()
         drawing = {"render_mode": "rgb_array"} if "rgb_array" in env.metadata.get("render_modes", []) else {}
-        same_step = {"autoreset_mode": AutoresetMode.SAME_STEP}
+        no_autoreset = {"autoreset_mode": AutoresetMode.DISABLED}
         self.env = gymnasium.make_vec(
-            name, num_envs, vectorization_mode="sync", vector_kwargs=same_step, wrappers=[flat], **drawing
+            name, num_envs, vectorization_mode="sync", vector_kwargs=no_autoreset, wrappers=[flat], **drawing
         )
         self.set_action_space(self.env.single_action_space)
         self.num_obs = self.env.single_observation_space.shape[0]
         self.max_episode_steps = env.spec.max_episode_steps or sys.maxsize  # none: it ends its episodes itself
         self.frame_rate = max(1, round(self.env.metadata.get("render_fps") or self.frame_rate))
-        self.obs, self.next_obs = torch.zeros(num_envs, self.num_obs, device=self.device), None
+        self.obs = torch.zeros(num_envs, self.num_obs, device=self.device)
 
     def reset_where(self, mask):
-        """Show the beginnings in `next_obs`: within a step those of `advance`, where Gymnasium has reset already."""
-        if self.next_obs is None:
-            self.next_obs, self.seeds = self.tensor(self.env.reset(seed=self.seeds)[0]), None
-        self.obs, self.next_obs = torch.where(mask[:, None], self.next_obs, self.obs), None
+        if mask.any():
+            obs, _ = self.env.reset(seed=self.seeds, options={"reset_mask": mask.cpu().numpy()})
+            self.obs, self.seeds = self.tensor(obs), None  # from here on each goes on with its own random numbers
 
     def advance(self, action):
-        obs, reward, terminated, truncated, info = self.env.step(self.scale(action))
-        done, final_obs = terminated | truncated, obs.copy()
-        if done.any():
-            final_obs[done] = np.stack(info["final_obs"][done])
-        self.obs, self.next_obs = self.tensor(final_obs), self.tensor(obs)
+        obs, reward, terminated, truncated, _ = self.env.step(self.scale(action))
+        self.obs = self.tensor(obs)
         return self.tensor(reward), self.tensor(terminated, torch.bool), self.tensor(truncated, torch.bool)
 
     def render(self, index):

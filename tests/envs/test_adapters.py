@@ -140,6 +140,24 @@ def test_a_truncated_episode(env_id):
     assert info["episode"]["length"].tolist() == [200.0] * 4
 
 
+@pytest.mark.parametrize("env_id", ["envpool:Pendulum-v1", "gymnasium:Pendulum-v1"])
+def test_first_episodes_are_staggered(env_id):
+    """At the end of a shortened episode the library knows of no end: cos, sin and velocity begin anew all the same."""
+    env = envs.make(env_id, 4, staggered=True)
+    obs, clock = env.reset(), [0, 123, 47, 170]
+    assert env.episode_step.tolist() == clock
+    for t in range(1, 601):
+        next_obs, _, terminated, truncated, info = env.step(torch.full((4, 1), 0.5))
+        ended, shortened = ([first + t in ends for first in clock] for ends in ((200, 400, 600), (200,)))
+        assert truncated.tolist() == ended and not terminated.any()
+        assert info["episode"]["done"].tolist() == [ended[0]] + [a and not b for a, b in zip(ended[1:], shortened[1:])]
+        velocity = (obs[:, 2] + 0.75 * obs[:, 1] + 0.15).clamp(-8.0, 8.0)
+        assert torch.allclose(info["final_obs"][:, 2], velocity, atol=1e-4)
+        assert (next_obs != info["final_obs"]).any(1).tolist() == ended
+        assert (next_obs[truncated, 2].abs() <= 1.0).all()  # as an episode begins
+        obs = next_obs
+
+
 def test_of_a_dict_the_state_or_everything():
     obs = {"b": np.ones((2, 3)), "a": np.zeros(2), "inner": {"c": np.full((2, 1, 2), 2.0)}}
     flat = flatten(obs, 2)
@@ -198,7 +216,7 @@ gymnasium.register("Mine-v0", Mine, max_episode_steps=4)
 def test_an_environment_that_a_users_package_registers(tmp_path, monkeypatch):
     (tmp_path / "my_package.py").write_text(MINE)
     monkeypatch.chdir(tmp_path)
-    env = envs.make("gymnasium:my_package:Mine-v0", 2, staggered=True)  # which an adapter ignores
+    env = envs.make("gymnasium:my_package:Mine-v0", 2)
     assert (env.num_obs, env.num_actions, env.max_episode_steps) == (2, 1, 4)
     assert env.reset().tolist() == [[0.0, 0.0]] * 2
     env.step(torch.tensor([[-1.0], [0.0]]))
