@@ -141,7 +141,9 @@ def test_a_run_goes_on_where_there_are_fewer_gpus(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "set_rng_state", restored.append)
     train(ppo, f"--no-cuda --resume {the_run()} --total-timesteps {4 * STEPS}")
-    assert len(restored) == 1 and checkpoint(the_run())["seconds"] > 1000.0
+    saved = checkpoint(the_run())
+    assert len(restored) == 1 and saved["state"]["optimizer"]["param_groups"][0]["fused"] is True
+    assert saved["seconds"] > 1000.0
 
 
 def test_a_damaged_checkpoint_gives_way_to_the_one_before(capsys):
