@@ -19,7 +19,7 @@ import envs  # before torch: Isaac Gym must be imported first
 import harness
 from envs import uncaught
 from envs.adapters.adapter import Adapter
-from envs.base import check_tensors
+from envs.base import VectorEnv, check_tensors
 from harness import checkpoints
 
 import torch
@@ -35,7 +35,7 @@ class Args:
     seed: int = 1_000_000
     """random seed of the environments and the action noise"""
     engine: str = "auto"
-    """physics engine; may differ from the one used in training"""
+    """physics engine, may differ from the one used in training; auto: warp on a GPU if installed, else mujoco"""
     cuda: bool = True
     """use the GPU if there is one"""
     video: Optional[str] = None
@@ -155,8 +155,9 @@ def record_video(path, env, agent, ids):
     player, obs, frames = Player(agent, ids, deterministic=True), env.reset(), []
     playing = torch.ones(len(ids), dtype=torch.bool, device=ids.device)
     pictures, columns = [None] * len(ids), math.ceil(math.sqrt(len(ids)))
-    period = math.ceil(env.frame_rate / 30)  # control steps per frame
-    for step in range(10 * env.frame_rate):
+    rate = getattr(env, "frame_rate", VectorEnv.frame_rate)  # control steps per second
+    period = math.ceil(rate / 30)  # control steps per frame
+    for step in range(10 * rate):
         if step % period == 0:  # of a finished episode the last picture stays
             pictures = [env.render(i) if playing[i] else picture for i, picture in enumerate(pictures)]
             blank = [np.zeros_like(pictures[0])] * (-len(ids) % columns)
@@ -169,7 +170,7 @@ def record_video(path, env, agent, ids):
             break
     try:
         with av.open(path, "w") as file:
-            stream = file.add_stream("libx264", rate=Fraction(env.frame_rate, period))
+            stream = file.add_stream("libx264", rate=Fraction(rate, period))
             stream.height, stream.width = (size - size % 2 for size in frames[0].shape[:2])
             stream.pix_fmt = "yuv420p"
             for frame in frames:
@@ -222,10 +223,11 @@ def export(path, saved, agent, k, env):
         dynamic_shapes=batch,
     )  # fmt: skip
     model, adapted = program.model_proto, isinstance(env, Adapter)
+    timed = "frame_rate" in vars(env) if adapted else hasattr(env, "frame_rate")
     metadata = {
         "task": saved["args"]["env_id"], "script": saved["script"], "agent": k, "steps": saved["global_step"],
         "observation": f"of {saved['args']['env_id']}" if adapted else inspect.getdoc(type(env)) or "",
-        "control_period": "unknown" if adapted and "frame_rate" not in vars(env) else 1 / env.frame_rate,
+        "control_period": 1 / env.frame_rate if timed else "unknown",
     }  # fmt: skip
     for key, value in metadata.items():
         model.metadata_props.add(key=key, value=str(value))
@@ -291,7 +293,8 @@ def main(argv=None):
         return
     print(f"{saved['args']['env_id']}, {saved['script']}.py, {saved['global_step']:,} steps, {args.episodes} episodes")
     print("| agent | actions | return | objective | episode length |\n|-|-|-|-|-|")
-    for name, k in {"leader": 0, "best": best}.items() if num_agents > 1 else [("agent", 0)]:
+    only = "leader and best" if num_agents > 1 else "agent"
+    for name, k in ({"leader": 0, "best": best} if best else {only: 0}).items():
         for deterministic in (False, True):
             returns, lengths, objectives = score(saved, script, k, deterministic, args, device).double()
             error = 1 / math.sqrt(args.episodes)
@@ -301,6 +304,8 @@ def main(argv=None):
     if args.video:
         ids = torch.tensor(args.agents or (0,), device=device)
         env = make_env(saved, len(ids), args, device)
+        if not hasattr(env, "render"):
+            harness.refuse("--video", args.video, f"{type(env).__name__} has no method render")
         try:
             record_video(args.video, env, make_agent(saved, script, env, device), ids)
         except (NotImplementedError, RuntimeError) as error:

@@ -35,7 +35,7 @@ class Args:
     env_id: str = "AllegroKukaRegrasping"
     """a task of envs/, your own package.module:Class, or envpool:NAME, gymnasium:NAME, mjlab:NAME"""
     engine: str = "auto"
-    """physics engine: mujoco, warp, isaacgym, or auto for the fastest one installed"""
+    """physics engine: mujoco, warp or isaacgym; auto: warp on a GPU if installed, else mujoco"""
     num_envs: int = 1_024
     """number of parallel environments, over all processes (papers: 24,576)"""
     total_timesteps: int = 10_000_000
@@ -317,7 +317,7 @@ def main(argv=None):
         # --------------------------------------------------------------------------------------------------------------
         # Update
         # --------------------------------------------------------------------------------------------------------------
-        run.remember()
+        run.remember()  # for nan_dump.pt, should a loss not be finite
         step_losses = defaultdict(list)  # name -> one number per gradient step
         for epoch in range(args.update_epochs):
             kls = []

@@ -26,7 +26,7 @@ from torch.distributions import Normal, kl_divergence
 
 MAX_STD = 2.0  # of an action; ours: the environment clamps actions, so without a bound the entropy bonus has no cost
 MAX_LOG_RATIO = 20.0  # cap on log(pi_new / pi_old), against overflow; no useful ratio comes near it
-LEADER = 0  # SAPG: the agent that learns from all others; its environments are the first n
+LEADER = 0  # SAPG: the agent that learns from all others; the harness and evaluate.py also count on 0
 
 
 @dataclass
@@ -37,7 +37,7 @@ class Args:
     env_id: str = "AllegroKukaRegrasping"
     """a task of envs/, your own package.module:Class, or envpool:NAME, gymnasium:NAME, mjlab:NAME"""
     engine: str = "auto"
-    """physics engine: mujoco, warp, isaacgym, or auto for the fastest one installed"""
+    """physics engine: mujoco, warp or isaacgym; auto: warp on a GPU if installed, else mujoco"""
     num_envs: int = 1_024
     """number of parallel environments, over all processes (papers: 24,576)"""
     total_timesteps: int = 10_000_000
@@ -105,8 +105,7 @@ class Args:
     off_policy_mu: bool = False
     """centre the off-policy clip window on mu (SAPG Eq. 3); off: on 1, as released"""
     aggregation: Literal["leader-follower", "one-follower", "symmetric"] = "leader-follower"
-    """who learns from whom: the leader from all followers (SAPG 4.3) or from one, drawn every iteration (CPO Eq. 2;
-    SAPG as released), or every agent from all others (SAPG 4.2)"""
+    """who learns: the leader from all followers (SAPG 4.3) or a random one (CPO Eq. 2), or all from all (SAPG 4.2)"""
     diagnostics_interval: int = 50
     """iterations between measurements of the distances between agents (harness/diagnostics.py); 0: never"""
 
@@ -118,13 +117,13 @@ class Args:
 def check_args(args):
     """Refuse what the population cannot work with."""
     # SAPG
-    if args.num_agents < 1 or args.num_envs % args.num_agents:
-        harness.refuse("--num-agents", args.num_agents, f"must be at least 1 and divide --num-envs {args.num_envs}")
+    if args.num_agents < 1:
+        harness.refuse("--num-agents", args.num_agents, "must be at least 1")
     if args.latent_dim < 0:
         harness.refuse("--latent-dim", args.latent_dim, "must be at least 0")
     others = max(args.num_agents - 1, 1) if args.aggregation != "one-follower" else 1
     if args.off_policy_ratio > others:
-        harness.refuse("--off-policy-ratio", args.off_policy_ratio, f"must be at most {others}: all data of the others")
+        harness.refuse("--off-policy-ratio", args.off_policy_ratio, f"must be at most {others} with {args.aggregation}")
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -413,13 +412,13 @@ def main(argv=None):
         advantages = batch["advantages"]
         mean, std = harness.mean_and_std(advantages)  # over all processes
         batch["advantages"] = (advantages - mean) / (std + 1e-8)
-        diagnosis = harness.diagnose(iteration, agent, batch, args)  # SAPG
+        diagnosis = harness.diagnose(iteration, agent, batch, args)  # SAPG; before obs_rms changes the policy
         agent.obs_rms.update(obs[:-1])
 
         # --------------------------------------------------------------------------------------------------------------
         # Update
         # --------------------------------------------------------------------------------------------------------------
-        run.remember()
+        run.remember()  # for nan_dump.pt, should a loss not be finite
         step_losses = defaultdict(list)  # name -> one number per gradient step
         for epoch in range(args.update_epochs):
             kls = []

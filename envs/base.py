@@ -1,6 +1,7 @@
 """The contract between the learning scripts and every environment: Gymnasium's terms, torch tensors."""
 
 import contextlib
+import sys
 from typing import Tuple
 
 import numpy as np
@@ -85,7 +86,7 @@ class VectorEnv:
         if self._first_numbers is None:
             self._first_numbers = self._numbers()
         self._begin_episodes(torch.ones(self.num_envs, dtype=torch.bool, device=self.device))
-        if self.staggered:
+        if self.staggered and self.max_episode_steps < sys.maxsize:  # that is no limit
             indices = torch.arange(self.num_envs, dtype=torch.float64, device=self.device)
             share = indices * GOLDEN_RATIO % 1.0  # evenly spread over any block of environments, an agent's too
             self.episode_step.copy_((share * self.max_episode_steps).long())

@@ -46,8 +46,8 @@ def parse_args(Args, tuned, check_args=None, argv=None):
 def parse_flags(Args, tuned, check_args, argv):
     """parse_args in one process."""
     given = tyro.cli(Args, args=argv, add_help=False, return_unknown_args=True)[0]
-    device = "cuda" if given.cuda and torch.cuda.is_available() else "cpu"
-    saved, cpu_row = None, dict(CPU.get(given.env_id, {}) if device == "cpu" else {})
+    on_gpu = given.cuda and torch.cuda.is_available()
+    saved, cpu_row = None, {} if on_gpu else dict(CPU.get(given.env_id, {}))
     tuned_row = {"num_envs": Args.num_envs, **tuned.get(given.env_id, {})}
     blocks = getattr(given, "num_agents", 1) * distributed.WORLD_SIZE
     for row in filter(None, (tuned_row, cpu_row)):  # equal blocks
@@ -57,7 +57,7 @@ def parse_flags(Args, tuned, check_args, argv):
     defaults = saved["args"] if saved else {**tuned_row, **cpu_row, "env_id": given.env_id}
     defaults = {f.name: defaults[f.name] for f in fields(Args) if f.init and f.name in defaults}  # a copy may lack some
     args = tyro.cli(Args, args=argv, default=Args(**defaults))
-    args.device, uncaught.env_id = device, args.env_id
+    args.device, uncaught.env_id = "cuda" if args.cuda and torch.cuda.is_available() else "cpu", args.env_id
     check_common_args(args)
     if check_args:
         check_args(args)
@@ -113,8 +113,8 @@ def check_common_args(args):
         refuse("--seed", args.seed, "must be below 2**32, numpy's limit")
     processes, agents = distributed.WORLD_SIZE, max(1, getattr(args, "num_agents", 1))
     columns = args.num_envs // processes
-    if processes > 1 and args.num_envs % (processes * agents):
-        blocks = f"{processes} processes" + (f" times {agents} agents" if agents > 1 else "")
+    if args.num_envs % (processes * agents):
+        blocks = " times ".join(f"{k} {what}" for k, what in ((processes, "processes"), (agents, "agents")) if k > 1)
         refuse("--num-envs", args.num_envs, f"must be a multiple of {processes * agents}: {blocks}")
     if columns * args.num_steps < 2:
         refuse("--num-steps", args.num_steps, "must be at least 2 with one environment: advantages are normalised")
@@ -129,7 +129,7 @@ def check_common_args(args):
         if not sizes or min(sizes) < 1:
             refuse(flag(name), sizes, "must be one or more widths, each at least 1")
     if getattr(args, "lstm", False) and getattr(args, "separate_critic", False):
-        refuse("--separate-critic", True, "with --lstm policy and value share one trunk")
+        refuse("--separate-critic", True, "with --lstm policy and value share one trunk; add --no-lstm")
     runs = os.path.abspath("runs")
     folder = runs if os.path.exists(runs) else os.path.dirname(runs)
     if not args.resume and not (os.path.isdir(folder) and os.access(folder, os.W_OK)):
@@ -238,7 +238,7 @@ def describe_cpu_defaults(args, cpu_row, tuned_row):
     for name, value in changed.items():
         words = " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
         flags.append(flag(name if value else f"no_{name}") if isinstance(value, bool) else f"{flag(name)} {words}")
-    timed = dict(update_epochs=tuned_row["update_epochs"], separate_critic=False, adversarial_coef=0.0, **cpu_row)
+    timed = {"update_epochs": tuned_row["update_epochs"], "separate_critic": False, "adversarial_coef": 0.0, **cpu_row}
     as_timed = all(getattr(args, name, value) == value for name, value in timed.items())
     return (
         f"no GPU: {args.num_envs:,} environments, {'LSTM and ' if getattr(args, 'lstm', False) else ''}MLP {network}, "

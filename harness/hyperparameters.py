@@ -108,7 +108,9 @@ EPO = merge(SAPG, {
 # Ours. Without a GPU: a smaller network, minibatches of 1,024 rows, and what two idle cores train in about two hours
 SMALL = dict(num_envs=1_024, num_steps=16, num_minibatches=16, lstm=False, hidden_sizes=(256, 128, 64))
 CPU = {
-    **{task: dict(SMALL, total_timesteps=80_000_000) for task in PPO if task.startswith(("Allegro", "Shadow"))},
-    **{task: dict(SMALL, total_timesteps=60_000_000) for task in PPO if "TwoArms" in task or task == "Anymal"},
+    **{task: dict(SMALL, total_timesteps=80_000_000) for task in ("AllegroHand", "ShadowHand")},
+    **{task: dict(SMALL, update_epochs=5, total_timesteps=50_000_000 if "TwoArms" in task else 60_000_000)
+       for task in PPO if task.startswith("AllegroKuka")},
+    "Anymal": dict(SMALL, total_timesteps=60_000_000),
     **{task: dict(SMALL, total_timesteps=100_000_000) for task in PPO if task in ("Ant", "Humanoid") or "Cube" in task},
 }

@@ -211,7 +211,7 @@ def ended(indices, objective):
     return {"done": done, "objective": torch.as_tensor(objective, dtype=torch.float32)}, done
 
 
-EVERYWHERE = range(6)
+EVERYWHERE, NOWHERE = range(6), torch.zeros(6, dtype=torch.bool)
 
 
 NOT_KNOWN = None
@@ -243,7 +243,7 @@ def test_episodes_that_began_with_the_old_genome_do_not_count():
     fitness = epo.Fitness(6, 3, "cpu")
     fitness.record(*ended(EVERYWHERE, [1] * 6))
     assert fitness.episodes() == (1.0, 1.0)
-    fitness.new_genomes([1])
+    fitness.new_genomes([1], NOWHERE)
     assert fitness.episodes() == (1.0, 0.0)
     assert per_agent(fitness) == [1.0, NOT_KNOWN, 1.0]
     fitness.record(*ended(EVERYWHERE, [2] * 6))  # for agent 1: the episodes that were running
@@ -254,9 +254,19 @@ def test_episodes_that_began_with_the_old_genome_do_not_count():
     assert fitness.episodes() == (3.5, 2.5)
 
 
+def test_an_episode_that_begins_with_the_new_genome_counts():
+    fitness = epo.Fitness(6, 3, "cpu")
+    fitness.record(*ended(EVERYWHERE, [1] * 6))
+    fitness.new_genomes([1], torch.tensor([True, True, True, False, True, True]))  # environment 3 goes on
+    fitness.record(*ended(EVERYWHERE, [2] * 6))
+    assert fitness.valid.tolist() == [True, True, True, False, True, True]
+    fitness.record(*ended((3,), [4] * 6))
+    assert per_agent(fitness) == [2.0, 3.0, 2.0]
+
+
 def test_an_episode_after_a_shortened_one_counts():
     fitness = epo.Fitness(6, 3, "cpu")
-    fitness.new_genomes([1])
+    fitness.new_genomes([1], NOWHERE)
     episode, done = ended(EVERYWHERE, [1] * 6)
     fitness.record({**episode, "done": ~done}, done)  # staggered first episodes end without a result
     assert per_agent(fitness) == [NOT_KNOWN] * 3
@@ -267,7 +277,7 @@ def test_an_episode_after_a_shortened_one_counts():
 def test_fitness_goes_on_from_its_state():
     fitness, copy = epo.Fitness(6, 3, "cpu"), epo.Fitness(6, 3, "cpu")
     fitness.record(*ended(EVERYWHERE, [1, 2, 3, 4, 5, 6]))
-    fitness.new_genomes([1])
+    fitness.new_genomes([1], NOWHERE)
     fitness.record(*ended((2,), [9] * 6))
     copy.load_state_dict(fitness.state_dict())
     for each in (fitness, copy):

@@ -3,6 +3,7 @@
 import importlib
 import io
 import math
+import sys
 from functools import lru_cache
 
 import numpy as np
@@ -552,6 +553,12 @@ def test_staggering_changes_nothing_but_the_clock(env_id):
     assert shortened.tolist() == [False, True, True, True]
     assert not in_phase.pop("episode_step").any() and not in_phase.pop("shortened").any()
     torch.testing.assert_close(state, in_phase, rtol=0.0, atol=0.0)
+
+
+def test_without_a_time_limit_no_first_episode_is_shortened(monkeypatch):
+    monkeypatch.setattr(envs.find_class("Moat"), "max_episode_steps", sys.maxsize)
+    env, _ = staggered("Moat", 4)
+    assert not env.shortened.any() and not env.episode_step.any()
 
 
 def test_shortened_episodes_end_and_do_not_count():

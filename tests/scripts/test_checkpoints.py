@@ -21,7 +21,7 @@ import ppo
 import sapg
 from envs.base import VectorEnv
 from harness import checkpoints
-from tests.conftest import DRIFT, scalars, the_run
+from tests.conftest import DRIFT, Drift, scalars, the_run
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 POPULATION = "--num-agents 4 --latent-dim 5 --max-ent-coef 0.1 --diagnostics-interval 3"
@@ -100,6 +100,29 @@ def test_resumed_is_uninterrupted_bit_by_bit(script, task, network):
     if script is epo and task == DRIFT:  # something to get lost
         early, whole = (saved["state"]["lineage_stats"] for saved in (early, whole))
         assert early["pending"] and early["generation"] and whole["generation"] > 1
+
+
+def test_a_resumed_run_stays_on_its_device(monkeypatch):
+    train(ppo, command(ppo, iterations=3))
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.mem_get_info", lambda: (24 * 10**9, 24 * 10**9))
+    for flags, device in (("", "cpu"), ("--cuda", "cuda"), ("--no-cuda", "cpu")):
+        argv = f"--resume {the_run()} --total-timesteps {4 * STEPS} {flags}".split()
+        args, saved = harness.parse_args(ppo.Args, {}, argv=argv)
+        saved["lock"].close()
+        assert args.device == device
+
+
+def test_episodes_that_begin_anew_after_resuming_count_for_the_fitness(monkeypatch):
+    monkeypatch.setattr(Drift, "resumes_exactly", False, raising=False)
+    train(epo, command(epo, DRIFT, iterations=3))
+    saved = checkpoint(the_run())
+    saved["state"]["fitness"]["fresh"][:] = False
+    torch.save(saved, the_run() / "checkpoint.pt")
+    seen, record = [], epo.Fitness.record
+    monkeypatch.setattr(epo.Fitness, "record", lambda self, *x: seen.append(self.fresh.clone()) or record(self, *x))
+    train(epo, f"--no-cuda --resume {the_run()} --total-timesteps {4 * 32 * 9}")
+    assert len(seen) == 9 and seen[0].all()
 
 
 def test_the_checkpoint_at_an_interval_is_the_state_of_then():

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from typing import List
 
 import av
+import numpy as np
+import onnx
 import pytest
 import torch
 
@@ -48,7 +50,8 @@ def test_a_checkpoint_scores_as_the_agent_in_memory(script, network, new_process
     run = train(script, f"--env-id Cartpole --total-timesteps 4096 {network}")
     before = {key: value.clone() for key, value in agents[0].state_dict().items()}
     rows, (num_agents, best) = [], evaluate.agents_of(evaluate.load(run)[0])
-    for k, deterministic in itertools.product((0, best)[:num_agents], (False, True)):
+    assert num_agents == (1 if script is ppo else 4)
+    for k, deterministic in itertools.product((0, best) if best else (0,), (False, True)):
         torch.manual_seed(7)
         player = evaluate.Player(agents[0], torch.full((6,), k), deterministic)
         returns, lengths, _ = evaluate.play(envs.make("Cartpole", 6, "cpu", 7), player).double()
@@ -68,7 +71,8 @@ def test_a_checkpoint_scores_as_the_agent_in_memory(script, network, new_process
     first, _, _, *table = out.splitlines()
     assert first == f"Cartpole, {script.__name__}.py, 4,096 steps, 6 episodes"
     assert [row.split(" | ", 2)[2] for row in table] == rows
-    assert len(table) == (2 if script is ppo else 4)
+    names = ("leader", "best") if best else ("agent" if script is ppo else "leader and best",)
+    assert [row.split(", ")[0] for row in table] == [f"| {name}" for name in names for _ in range(2)]
 
 
 def test_a_copy_of_a_script_trains_resumes_and_plays(capsys):
@@ -91,7 +95,7 @@ def test_a_copy_of_a_script_trains_resumes_and_plays(capsys):
     assert script.__file__ == str(pathlib.Path("mine.py").resolve()) and saved["args"]["std_range"] == (0.1, 2.0)
     assert any(isinstance(layer, torch.nn.Tanh) for layer in script.Agent(4, 1, script.Args()).mlp)
     evaluate.main([str(run), "--episodes", "2", "--no-cuda"])
-    assert "| leader, 0 | mean |" in capsys.readouterr().out
+    assert re.search(r"\| leader( and best)?, 0 \| mean \|", capsys.readouterr().out)
 
 
 def test_a_copys_flag_that_cannot_be_resumed_is_found_at_the_start():
@@ -171,6 +175,45 @@ def test_videos(env_id, agents, shape, monkeypatch, capsys):
         frames = [frame.to_ndarray(format="rgb24") for frame in film.decode(video=0)]
     assert 5 < len(frames) <= 20 and frames[0].shape == (480 * shape[0], 640 * shape[1], 3)
     assert (frames[0] != frames[-1]).any()
+
+
+class Wrapped:
+    """A custom class that keeps the contract without being a VectorEnv, and cannot be drawn."""
+
+    num_obs, num_actions, device = 1, 1, "cpu"
+
+    def __init__(self, num_envs, device, seed):
+        self.num_envs, self.env = num_envs, Counting(num_envs, device, seed)
+
+    def reset(self):
+        return self.env.reset()
+
+    def step(self, action):
+        return self.env.step(action)
+
+    def state_dict(self):
+        return self.env.state_dict()
+
+    def load_state_dict(self, state):
+        self.env.load_state_dict(state)
+
+
+class Drawn(Wrapped):
+    def render(self, index):
+        return np.full((32, 32, 3), 7, np.uint8)
+
+
+def test_film_and_export_of_a_class_that_is_no_vector_env(capsys):
+    run = train(ppo, f"--env-id {__name__}:Drawn --total-timesteps 1024")
+    evaluate.main(f"{run} --episodes 2 --no-cuda --video film.mp4".split())
+    assert "frames of agent 0" in capsys.readouterr().out
+    evaluate.main(f"{run} --no-cuda --export policy.onnx".split())
+    assert {"unknown"} == {x.value for x in onnx.load("policy.onnx").metadata_props if x.key == "control_period"}
+    run = train(ppo, f"--env-id {__name__}:Wrapped --total-timesteps 1024")
+    with pytest.raises(SystemExit) as end:
+        evaluate.main(f"{run} --episodes 2 --no-cuda --video film.mp4".split())
+    assert end.value.code == 2
+    assert capsys.readouterr().err.splitlines()[-1] == "--video film.mp4: Wrapped has no method render"
 
 
 @pytest.fixture(scope="module")

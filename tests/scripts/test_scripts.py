@@ -260,10 +260,10 @@ def test_environments_on_a_cpu(env_id, num_envs):
 def test_defaults_without_a_gpu(capsys):
     args = parse(epo, "--no-cuda --env-id AllegroKukaRegrasping --num-agents 64")
     assert (args.num_envs, args.lstm, args.hidden_sizes) == (1_024, False, (256, 128, 64))
-    assert (args.num_steps, args.num_minibatches, args.total_timesteps) == (16, 16, 80_000_000)
+    assert (args.num_steps, args.num_minibatches, args.total_timesteps) == (16, 16, 60_000_000)
     assert (args.learning_rate, args.clip_coef, args.bounds_coef, args.num_agents) == (1e-4, 0.1, 1e-5, 64)
     (line,) = capsys.readouterr().out.splitlines()
-    shown = "1,024 environments, MLP 256-128-64, 80,000,000 steps, about two hours on two idle cores"
+    shown = "1,024 environments, MLP 256-128-64, 60,000,000 steps, about two hours on two idle cores"
     start, back = line.split("; as tuned for a GPU: ")
     assert start == f"no GPU: {shown}"
     restored = parse(epo, f"--no-cuda --env-id AllegroKukaRegrasping --num-agents 64 {back}")
@@ -362,8 +362,8 @@ BAD = [  # flags, flag named, value named, what is valid
     (f"{MOAT_64} --checkpoint-interval -1", "--checkpoint-interval", "-1", "at least 0"),
 ]  # fmt: skip
 BAD_POPULATION = [
-    (f"{MOAT_64} --num-agents 5", "--num-agents", "5", "divide --num-envs 64"),
-    (f"{MOAT_64} --num-agents 65", "--num-agents", "65", "divide --num-envs 64"),
+    (f"{MOAT_64} --num-agents 5", "--num-envs", "64", "must be a multiple of 5: 5 agents"),
+    (f"{MOAT_64} --num-agents 65", "--num-envs", "64", "must be a multiple of 65: 65 agents"),
     (f"{MOAT_64} --num-agents 0", "--num-agents", "0", "at least 1"),
     ("--env-id Moat --num-agents 0", "--num-agents", "0", "at least 1"),
     (f"{MOAT_64} --num-agents -4", "--num-agents", "-4", "at least 1"),
