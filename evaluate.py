@@ -293,8 +293,8 @@ def main(argv=None):
         return
     print(f"{saved['args']['env_id']}, {saved['script']}.py, {saved['global_step']:,} steps, {args.episodes} episodes")
     print("| agent | actions | return | objective | episode length |\n|-|-|-|-|-|")
-    only = "leader and best" if num_agents > 1 else "agent"
-    for name, k in ({"leader": 0, "best": best} if best else {only: 0}).items():
+    players = {"leader": 0, "best": best} if best else {"leader" if num_agents > 1 else "agent": 0}
+    for name, k in players.items():
         for deterministic in (False, True):
             returns, lengths, objectives = score(saved, script, k, deterministic, args, device).double()
             error = 1 / math.sqrt(args.episodes)

@@ -599,11 +599,13 @@ def test_epo_algorithm_1_lines_8_to_11_when_a_generation_comes(train, flags):
         assert fires == (iteration in happened)
         if fires:
             generation, episodes_at_ga = happened[iteration], episodes
+            last = run.steps[iteration * args.num_steps - 1]
+            begins = last.terminated | last.truncated  # its first step is the new genome's
             for k in range(1, args.num_agents):
                 assert generation.fitness[k] == pytest.approx(mean(scores[k]), abs=1e-5)
             for child, _, _ in generation.lineage:
                 for e in range(child * n, (child + 1) * n):
-                    score[e], judged[e] = None, False
+                    score[e], judged[e] = None, bool(begins[e])
         for step in run.steps[iteration * args.num_steps :][: args.num_steps]:
             for e in step.counts.nonzero().flatten().tolist():  # shortened episodes do not
                 score[e] = step.objective[e].item() if judged[e] else score[e]

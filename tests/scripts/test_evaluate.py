@@ -71,7 +71,7 @@ def test_a_checkpoint_scores_as_the_agent_in_memory(script, network, new_process
     first, _, _, *table = out.splitlines()
     assert first == f"Cartpole, {script.__name__}.py, 4,096 steps, 6 episodes"
     assert [row.split(" | ", 2)[2] for row in table] == rows
-    names = ("leader", "best") if best else ("agent" if script is ppo else "leader and best",)
+    names = ("leader", "best") if best else ("agent" if script is ppo else "leader",)
     assert [row.split(", ")[0] for row in table] == [f"| {name}" for name in names for _ in range(2)]
 
 
@@ -95,7 +95,7 @@ def test_a_copy_of_a_script_trains_resumes_and_plays(capsys):
     assert script.__file__ == str(pathlib.Path("mine.py").resolve()) and saved["args"]["std_range"] == (0.1, 2.0)
     assert any(isinstance(layer, torch.nn.Tanh) for layer in script.Agent(4, 1, script.Args()).mlp)
     evaluate.main([str(run), "--episodes", "2", "--no-cuda"])
-    assert re.search(r"\| leader( and best)?, 0 \| mean \|", capsys.readouterr().out)
+    assert "| leader, 0 | mean |" in capsys.readouterr().out
 
 
 def test_a_copys_flag_that_cannot_be_resumed_is_found_at_the_start():
