@@ -81,12 +81,13 @@ class VectorEnv:
         """Start a new episode everywhere. Returns obs (N, D) float32.
 
         Where `staggered`, the clocks (`episode_step`) start evenly spread over `max_episode_steps`, so that the time
-        limit does not end all episodes in the same step (2511.21011). These first episodes are shortened.
+        limit does not end all episodes in the same step (2511.21011). These first episodes are shortened. Not where
+        there is no limit: sys.maxsize.
         """
         if self._first_numbers is None:
             self._first_numbers = self._numbers()
         self._begin_episodes(torch.ones(self.num_envs, dtype=torch.bool, device=self.device))
-        if self.staggered and self.max_episode_steps < sys.maxsize:  # that is no limit
+        if self.staggered and self.max_episode_steps < sys.maxsize:
             indices = torch.arange(self.num_envs, dtype=torch.float64, device=self.device)
             share = indices * GOLDEN_RATIO % 1.0  # evenly spread over any block of environments, an agent's too
             self.episode_step.copy_((share * self.max_episode_steps).long())

@@ -138,7 +138,7 @@ class LineageStats:
         """Share of children fitter than the agent they replaced; correlation of their fitness with their parents'.
 
         NaN where too few children have a fitness. The agent replaced was the worst, if only by chance: where fitness is
-        noise the share is near 1, with the default elites above 1 - 1 / A, and only the correlation is 0.
+        noise the share is still close to 1 (with the default elites about 1 - 1 / A); only the correlation is 0.
         """
         child, replaced, parents = np.array(self.completed).reshape(-1, 3).T
         spread = len(child) > 2 and child.std() * parents.std() > 0

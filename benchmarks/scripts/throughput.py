@@ -30,8 +30,8 @@ sys.path.insert(0, str(ROOT))
 
 import envs  # noqa: E402
 
-SMALL = ["--no-lstm", "--hidden-sizes", "256", "128", "64"]
-PAPERS = ["--lstm", "--hidden-sizes", "768", "512", "256", "--num-minibatches", "4"]
+SMALL = ["--no-lstm", "--hidden-sizes", "256", "128", "64", "--update-epochs", "2"]
+PAPERS = ["--lstm", "--hidden-sizes", "768", "512", "256", "--num-minibatches", "4", "--update-epochs", "2"]
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
