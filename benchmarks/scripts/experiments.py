@@ -123,7 +123,7 @@ def moat(flags="--clip-vloss", more_seeds=()):
 RL_GAMES = "--num-envs 64 --clip-coef 0.2 --vf-coef 2 --bounds-coef 0 --reward-scale 0.1 --hidden-sizes 256 128 64"
 # CleanRL's ppo_continuous_action.py for DeepMind Control: 2,048 rows, minibatches of 64, a network each of 64-64. Its
 # learning rate falls linearly, ours follows the KL divergence; a constant one clipped half of all rows, and with our
-# default threshold of 0.016 the action noise had all but gone after 2 M steps.
+# default threshold of 0.016 the standard deviation of the actions fell to 0.17 within 2 M steps.
 CLEANRL = (
     "--num-envs 128 --num-steps 16 --num-minibatches 32 --update-epochs 10 --learning-rate 3e-4 --kl-threshold 0.004"
     " --clip-coef 0.2 --clip-vloss --vf-coef 0.5 --bounds-coef 0 --max-grad-norm 0.5 --hidden-sizes 64 64"
