@@ -1,5 +1,6 @@
 """`gymnasium:Hopper-v5`, or `gymnasium:my_package:MyEnv-v0` for one that your own package registers when imported."""
 
+import difflib
 import importlib
 import os
 import sys
@@ -25,8 +26,8 @@ def flat(env):
 class Gymnasium(Adapter):
     """Environments of Gymnasium's registry, vectorised by Gymnasium's SyncVectorEnv: one after the other, in-process.
 
-    Its AsyncVectorEnv takes one process per environment, too many for the numbers of environments that are used here,
-    and does not draw one environment alone. Where speed counts, EnvPool steps the same MuJoCo tasks.
+    Its AsyncVectorEnv takes a process per environment, too many for the numbers that are used here, and does not draw
+    one alone. Autoreset is off, as staggered clocks end episodes too; `reset_where` resets them in the same step.
     """
 
     engine_name = "gymnasium"
@@ -34,8 +35,10 @@ class Gymnasium(Adapter):
     @staticmethod
     def check(name):
         """Raises ValueError (one line) where `name` is not registered, or has actions that are not continuous."""
-        package, _, registered = name.rpartition(":")
-        if package:
+        package, colon, registered = name.rpartition(":")
+        if colon:
+            if not all(part.isidentifier() for part in package.split(".")):
+                raise ValueError(f"no package has the name {package!r}; must be {OWN}")
             if "" not in sys.path:
                 sys.path.insert(0, "")  # looked up from the working directory too
             try:
@@ -43,7 +46,10 @@ class Gymnasium(Adapter):
             except ImportError as error:
                 raise ValueError(f"{error}; must be {OWN}")
             if registered not in gymnasium.registry:
-                raise ValueError(f"{package} registers no {registered}")
+                own = [known for known, spec in gymnasium.registry.items() if package in str(spec.entry_point)]
+                nearest = difflib.get_close_matches(registered, own, n=1, cutoff=0.0)
+                did_you_mean = f", did you mean {nearest[0]}?" if nearest else ""
+                raise ValueError(f"{package} registers no {registered}{did_you_mean}")
         check_known(registered, gymnasium.registry.keys(), f" For your own: {OWN}")
         try:
             env = gymnasium.make(name)

@@ -258,6 +258,10 @@ def test_a_namespace_makes_no_nested_folder(tmp_path, monkeypatch):
     ("gymnasium:CartPole-v1", "actions must be a Box of floating-point numbers, this has Discrete(2)"),
     ("envpool:RubiksCube-v0", "actions must be a Box of floating-point numbers, this has Box(0, [5 0 2], (3,), int32)"),
     ("gymnasium:json:MyEnv-v0", "json registers no MyEnv-v0"),
+    ("gymnasium::Hopper-v5", "no package has the name ''; must be gymnasium:my_package:MyEnv-v0, where my_package"
+                             " registers MyEnv-v0"),
+    ("gymnasium:..mine:MyEnv-v0", "no package has the name '..mine'; must be gymnasium:my_package:MyEnv-v0, where"
+                                  " my_package registers MyEnv-v0"),
     ("gymnasium:not_there:MyEnv-v0", "No module named 'not_there'; must be gymnasium:my_package:MyEnv-v0, where"
                                      " my_package registers MyEnv-v0"),
     pytest.param("gymnasium:BipedalWalker-v3", "Box2D is not installed, you can install it by run `pip install swig`"
@@ -270,6 +274,13 @@ def test_refused(env_id, reason, capsys):
     with pytest.raises(SystemExit) as end:
         ppo.main(["--env-id", env_id])
     assert end.value.code == 2 and capsys.readouterr().err == f"--env-id {env_id}: {reason}\n"
+
+
+def test_the_nearest_id_of_a_users_package_is_suggested(tmp_path, monkeypatch):
+    (tmp_path / "nearly.py").write_text(MINE.replace("Mine-v0", "Nearly-v0"))
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=r"^nearly registers no Nearly-v1, did you mean Nearly-v0\?$"):
+        envs.make("gymnasium:nearly:Nearly-v1", 1)
 
 
 def test_unbounded_actions_are_refused(tmp_path, monkeypatch):
