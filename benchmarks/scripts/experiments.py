@@ -221,13 +221,13 @@ def sized(name, script, num_agents, num_envs, rows, size, flags="", seeds=None, 
     return Variant(f"{name}, {size}", script, flags.strip(), seeds, env_id)
 
 
-def batch_scaling(env_id, num_envs, max_ent_coef, between=()):
+def batch_scaling(env_id, num_envs, max_ent_coef, rows, more=()):
     """SAPG's premise: PPO does not use more environments. 122 iterations, as many as Moat's 6 M steps have.
 
-    between: more sizes of a minibatch for PPO and SAPG-6, in rows.
+    rows: of the small minibatches. more: further sizes for PPO alone. PPO and SAPG-6 also with the papers' 4 N rows.
     """
+    small, papers = (rows, f"{rows:,} rows"), (4 * num_envs, "4 N rows")
     populations = (("SAPG-6", "sapg.py", 6), ("CPO-6", "cpo.py", 6), ("EPO-48", "epo.py", 48))
-    small, *larger = (768, "768 rows"), *((rows, f"{rows:,} rows") for rows in between), (4 * num_envs, "4 N rows")
     entropy = f"--max-ent-coef {max_ent_coef}"
     return Experiment(
         env_id=env_id,
@@ -237,9 +237,10 @@ def batch_scaling(env_id, num_envs, max_ent_coef, between=()):
         tags=(OBJECTIVE,),
         finals=(RETURN, STD),
         variants=(
-            *(sized("PPO", "ppo.py", 1, num_envs, *size) for size in (small, *larger)),
+            *(sized("PPO", "ppo.py", 1, num_envs, *size) for size in (small, papers)),
             *(sized(*population, num_envs, *small, entropy) for population in populations),
-            *(sized(*populations[0], num_envs, *size, entropy) for size in larger),
+            sized(*populations[0], num_envs, *papers, entropy),
+            *(sized("PPO", "ppo.py", 1, num_envs, each, f"{each:,} rows") for each in more),
         ),
     )
 
@@ -347,11 +348,11 @@ EXPERIMENTS = {
             )
         )
     ),
-    **{
-        f"{env_id.lower()}_{num_envs}": batch_scaling(env_id, num_envs, max_ent_coef, between)
-        for env_id, max_ent_coef in (("Moat", 0.025), ("Grasp", 0.005))
-        for num_envs, between in ((1_536, ()), (24_576, (6_144, 24_576)))
-    },
+    # 768 rows are 32 minibatches of 1,536 environments, but 512 of 24,576, with which PPO fails on Moat
+    "moat_1536": batch_scaling("Moat", 1_536, 0.025, 768),
+    "moat_24576": batch_scaling("Moat", 24_576, 0.025, 6_144, more=(768, 24_576)),
+    "grasp_1536": batch_scaling("Grasp", 1_536, 0.005, 768),
+    "grasp_24576": batch_scaling("Grasp", 24_576, 0.005, 6_144),
     "ant_populations": robot("Ant", RETURN),
     "allegro_hand_populations": robot("AllegroHand", OBJECTIVE),
     # How far does AllegroKukaRegrasping come in about an hour of one core?
