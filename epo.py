@@ -76,7 +76,7 @@ class Args:
     vf_coef: float = 4.0
     """weight of half the squared value error, in normalised units (released code: 4; rl_games: critic_coef)"""
     ent_coef: float = 0.0
-    """weight of the entropy bonus (released code: 0); negative: less and less noise"""
+    """weight of the entropy bonus (released code: 0); below 0 a penalty on action noise"""
     bounds_coef: float = 1e-4
     """weight of the penalty on action means outside +-1.1 (SAPG, CPO: 1e-4; EPO B.2: 1e-5)"""
     max_grad_norm: float = 1.0

@@ -93,9 +93,8 @@ def check_common_args(args):
         refuse("--engine", "warp", "needs a CUDA GPU, none was found; with --no-cuda it runs on the CPU, slowly")
     for f in fields(args):
         value = getattr(args, f.name)
-        least = -1e18 if f.name == "ent_coef" else 0.0
-        if isinstance(value, float) and not least <= value <= 1e18:
-            refuse(flag(f.name), value, "must be a finite number" + ("" if least else ", at least 0"))
+        if isinstance(value, float) and not (-1e18 if f.name == "ent_coef" else 0.0) <= value <= 1e18:
+            refuse(flag(f.name), value, "must be a finite number" + ", at least 0" * (f.name != "ent_coef"))
         if f.name in ("reward_scale", "max_grad_norm") and not value:
             refuse(flag(f.name), value, "must be above 0")
         if any(isinstance(x, int) and x >= 2**63 for x in (value if isinstance(value, tuple) else (value,))):

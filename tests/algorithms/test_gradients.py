@@ -69,7 +69,7 @@ def loss_of(args):
     (sapg, "--off-policy-mu --max-ent-coef 0.3"),
     (sapg, "--off-policy-ratio 3 --bounds-coef 0.5 --learning-rate 0.3"),
     (sapg, "--off-policy-mu --off-policy-coef 0.5 --critic-n-step 1 --gamma 0.9"),
-    (sapg, "--off-policy-mu --aggregation symmetric --off-policy-coef 0.5 --ent-coef 0.1"),
+    (sapg, "--off-policy-mu --aggregation symmetric --off-policy-coef 0.5 --ent-coef -0.1"),
     (sapg, "--lstm --off-policy-mu --off-policy-ratio 2"),
     (sapg, "--lstm --aggregation symmetric"),
     (sapg, "--separate-critic --off-policy-mu --off-policy-ratio 2 --learning-rate 0.3 --bounds-coef 0.5"),

@@ -64,8 +64,8 @@ def test_contract_where_steps_repeat_exactly(name, env_id, monkeypatch):
     getattr(contract, f"test_{name}")(env_id)
 
 
-@pytest.mark.parametrize("env_id", ["envpool:Hopper-v5", pytest.param(GO1, marks=needs_mjlab)])
-def test_the_time_limit_truncates(env_id):  # Gymnasium resets on its own, see test_a_truncated_episode
+@every_adapter
+def test_the_time_limit_truncates(env_id):
     contract.test_the_time_limit_truncates(env_id)
 
 
@@ -177,10 +177,12 @@ def test_scaled_actions_reach_the_bounds_exactly(low, high):
     assert np.allclose(scaled[1], [[0.5 * (low + high)], [0.25 * low + 0.75 * high]], rtol=1e-15)
 
 
-def test_envpool_uses_the_cores_that_the_process_may_use():
+def test_envpool_uses_the_cores_that_the_process_may_use(monkeypatch):
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     assert envs.make("envpool:Hopper-v5", 64).pool.config["num_threads"] == min(cores, 64)
     assert envs.make("envpool:Hopper-v5", 1).pool.config["num_threads"] == 1
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(cores))  # of torchrun: each process has its share
+    assert envs.make("envpool:Hopper-v5", 64).pool.config["num_threads"] == 1
 
 
 def test_frame_rates():
