@@ -368,7 +368,7 @@ EXPERIMENTS = {
             Variant("2 epochs", "ppo.py", "--update-epochs 2", total_timesteps=8_000_000),  # enough to fall behind
             # what a grasp needs: less noise, but not before the policy has learned to reach
             Variant(
-                "5 epochs, less and less noise", "ppo.py", "--update-epochs 5 --ent-coef -0.005",
+                "5 epochs, less and less noise", "ppo.py", "--update-epochs 5 --ent-coef -0.001",
                 total_timesteps=26_000_000,
             ),
         ),

@@ -33,8 +33,14 @@ class Mjlab(Adapter):
 
     @staticmethod
     def check(name):
-        """Raises ValueError (one line) where mjlab has no task `name`."""
+        """Raises ValueError (one line) where mjlab has no task `name`, or one that needs more than its id says."""
         check_known(name, list_tasks())
+        config = load_env_cfg(name)
+        others = ", ".join(sorted(set(config.observations) - {"actor", "critic"}))
+        if others:
+            raise ValueError(f"its policy also observes {others}, of which the scripts would see nothing")
+        if any(getattr(command, "motion_file", None) == "" for command in config.commands.values()):
+            raise ValueError("needs a motion file: register a task of your own that names one")
 
     def __init__(self, name, num_envs, device, seed):
         super().__init__(num_envs, device, seed)

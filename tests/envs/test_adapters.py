@@ -338,9 +338,14 @@ def test_an_adapter_has_no_engines(capsys):
 
 
 @needs_mjlab
-def test_unknown_mjlab_task():
-    with pytest.raises(ValueError, match="^unknown, did you mean Mjlab-Velocity-Flat-Unitree-Go1?"):
-        envs.make("mjlab:Mjlab-Velocity-Flat-Unitree-Go", 1)
+@pytest.mark.parametrize("name, message", [
+    ("Mjlab-Velocity-Flat-Unitree-Go", r"^unknown, did you mean Mjlab-Velocity-Flat-Unitree-Go1\?$"),
+    ("Mjlab-Lift-Cube-Yam-Rgb", "^its policy also observes camera, of which the scripts would see nothing$"),
+    ("Mjlab-Tracking-Flat-Unitree-G1", "^needs a motion file: register a task of your own that names one$"),
+])  # fmt: skip
+def test_refused_mjlab_tasks(name, message):
+    with pytest.raises(ValueError, match=message):
+        envs.make(f"mjlab:{name}", 1)
 
 
 # ---------------------------------------------------------------- runs
