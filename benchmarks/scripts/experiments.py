@@ -435,11 +435,13 @@ EXPERIMENTS = {
         "Ant-v5", 4_000_000, "--update-epochs 4 --learning-rate 3e-4 --vf-coef 2 --reward-scale 0.1"
     ),
     # Does the tables' row for a Playground quadruped learn on two cores?
-    "go1": Experiment(
-        env_id="envpool:Go1JoystickFlatTerrain-v1",
-        total_timesteps=20_000_000,
+    "spot": Experiment(
+        env_id="envpool:SpotFlatTerrainJoystick-v1",
+        total_timesteps=5_000_000,
         seeds=range(1, 3),
         tags=(RETURN, "charts/episodic_length"),
+        finals=(STD,),
+        evaluate=True,
         variants=(Variant("PPO", "ppo.py"),),
     ),
     # Do first episodes that begin at different points of their clock help?

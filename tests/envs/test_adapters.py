@@ -392,7 +392,7 @@ def test_tuned_rows_train(script, env_id, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     args = parse(script, f"--no-cuda --env-id {env_id}")
     assert args.num_envs * args.num_steps % args.num_minibatches == 0
-    few = getattr(args, "num_agents", 8)  # environments: a Go1 takes 50 MB
+    few = getattr(args, "num_agents", 8)  # environments: a Spot takes 50 MB
     flags = f"--num-envs {few} --num-steps 2 --num-minibatches 2 --total-timesteps 1"
     script.main(f"--no-cuda --env-id {env_id} {flags}".split())
     assert f"{2 * few} steps 100.0%" in capsys.readouterr().out
