@@ -395,7 +395,7 @@ def main(argv=None):
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, fused=True)
     if args.adversarial_coef:  # CPO Eq. 12
         discriminator = Discriminator(env.num_obs, env.num_actions, args).to(device)
-        discriminator_optimizer = torch.optim.Adam(discriminator.parameters(), lr=args.learning_rate)
+        discriminator_optimizer = torch.optim.Adam(discriminator.parameters(), lr=args.learning_rate, fused=True)
     # SAPG 4.3, 4.5: the agent of each environment, and the entropy coefficient of each agent
     agent_ids = torch.arange(args.num_agents, device=device).repeat_interleave(N // args.num_agents)[None]  # (1, N)
     ent_coefs = args.ent_coef + torch.linspace(0.0, args.max_ent_coef, args.num_agents, device=device)  # (A,)

@@ -25,8 +25,9 @@ def diagnose(iteration, agent, batch, args):
         return {}
 
     def log_ratio(rows):  # of the learner's probability to that of who acted, from whose LSTM state it starts (T, C)
-        logprob = agent.get_action_and_value(*(rows[key] for key in INPUTS))[1]
-        return (logprob - rows["logprobs"]).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+        minibatches = zip(*(rows[key].chunk(args.num_minibatches, 1) for key in INPUTS))
+        logprobs = torch.cat([agent.get_action_and_value(*inputs)[1] for inputs in minibatches], 1)
+        return (logprobs - rows["logprobs"]).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
 
     columns = args.num_envs // distributed.WORLD_SIZE  # of this process; Run.log averages over all
     on = {key: value[:, :columns] for key, value in batch.items()}

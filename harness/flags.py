@@ -173,7 +173,7 @@ def memory_needed(flags, num_obs, num_actions, engine=None):
     # measured; on a GPU cuDNN keeps less, 20 H by counting its tensors
     gradient = width + 2 * max(sum(hidden) * (1 + flags.get("separate_critic", 0)), sum(discriminator))
     gradient += 12 * num_actions + 30 + (48 if on_cpu else 20) * lstm
-    whole = rows if flags.get("diagnostics_interval") or discriminator else off_policy  # not in minibatches
+    whole = rows if discriminator else off_policy  # not in minibatches
     needed += max((rows + off_policy) / minibatches * (2 * row + gradient), whole * forward)
     needed += columns * (2 * num_obs + forward)  # a control step
     # with gradients and Adam's moments 4; `Run.remember` 3; on the host a checkpoint's bytes and their trial loading 6

@@ -68,10 +68,8 @@ PPO = {
     ),
     "envpool:Hopper-v5": dict(RL_GAMES, total_timesteps=4_096_000, learning_rate=5e-4),
     "envpool:HumanoidRun-v1": dict(RL_GAMES, total_timesteps=32_768_000, num_steps=128, num_minibatches=4),  # ours
-    "envpool:SpotFlatTerrainJoystick-v1": dict(  # ours, the discount is Playground's
-        RL_GAMES, total_timesteps=10_000_000, num_steps=128, num_minibatches=8, gamma=0.97, clip_vloss=True,
-        reward_scale=1.0,
-    ),
+    "envpool:SpotFlatTerrainJoystick-v1": dict(RL_GAMES, total_timesteps=10_000_000, num_steps=128, num_minibatches=8,
+        gamma=0.97, clip_vloss=True, reward_scale=1.0),  # ours, the discount is Playground's
     "envpool:Walker2d-v5": dict(RL_GAMES, total_timesteps=8_192_000, num_steps=128, num_minibatches=4),
 }  # fmt: skip
 # Ours. Enough environments for 6 to 64 agents, minibatches of 1,024 rows, the papers' entropy bonus for locomotion

@@ -45,7 +45,8 @@ def make_batch(obs, actions, advantages, off=()):
 
 
 def args(num_envs, num_agents=3):
-    return SimpleNamespace(num_envs=num_envs, num_agents=num_agents, clip_coef=0.2, diagnostics_interval=5)
+    counts = dict(num_envs=num_envs, num_agents=num_agents, num_minibatches=4)  # which leaves unequal minibatches
+    return SimpleNamespace(**counts, clip_coef=0.2, diagnostics_interval=5)
 
 
 def test_diagnose_when_it_is_due():
