@@ -1,8 +1,9 @@
 """Run experiments of `experiments.py`: `python benchmarks/scripts/run.py moat [--cores 0 1] [--variants ...]`.
 
-Each run is one script of this repository on one CPU core. What is done is skipped, what was interrupted is resumed, a
-run that fails is reported and the others go on; SIGINT and SIGTERM stop the runs with a checkpoint. Afterwards
-RESULTS/EXPERIMENT.csv holds what the finished runs logged, in the columns experiment, variant, seed, tag, step, value:
+Each run is one script of this repository on one CPU core, or on more (--cores-per-run). What is done in the working
+folder is skipped, what was interrupted is resumed, a run that fails is reported and the others go on; SIGINT and
+SIGTERM stop the runs with a checkpoint. Afterwards RESULTS/EXPERIMENT.csv holds what the finished runs logged, in the
+columns experiment, variant, seed, tag, step, value:
 
     step a number       a curve, thinned to at most 50 means over equal parts (only the experiment's `tags`)
     step "final"        mean over the last 5 % of the curve's points (or the experiment's `final_share`)
@@ -10,7 +11,7 @@ RESULTS/EXPERIMENT.csv holds what the finished runs logged, in the columns exper
     step "mean"         mean over the whole curve
     step "first_above"  value: the first step at which the score exceeds the experiment's `first_above`, inf: never
     tag "seconds"       how long the run took
-    tag "commit"        of the checkout whose script was run, with a + where it had changes
+    tag "commit"        of the checkout whose script was run, with a + where it had changes; all that a resumed run had
     tag "return_over_100_episodes"  the mean return of about the latest 100 episodes, as rl_games counts them
     tag "evaluation/sampled", "evaluation/mean"  evaluate.py's mean return over 100 episodes (with `evaluate`)
 
@@ -57,7 +58,7 @@ class Run:
 
     def __init__(self, name, experiment, variant, seed, args):
         self.variant, self.seed = variant.name + (f" ({args.label})" if args.label else ""), seed
-        self.title = f"{name}: {self.variant}, seed {seed}"
+        self.kind, self.title = (name, self.variant), f"{name}: {self.variant}, seed {seed}"
         slug = re.sub(r"[^\w.-]+", "_", self.variant).strip("_")
         self.folder = args.folder.resolve() / name / slug / str(seed)
         self.repository = args.repository.resolve()
@@ -65,20 +66,24 @@ class Run:
         self.record = {"experiment": name, "variant": self.variant, "seed": seed, "command": self.command}
         self.record.update(commit=None, seconds=0.0, status=None)
         self.process = None
-        if (self.folder / "run.json").exists():
-            self.record = json.loads((self.folder / "run.json").read_text())
-        if not self.done and any(map(complete, (self.folder / "runs").glob("*/checkpoint.pt"))):
-            self.record["status"] = 0  # stopped after the last iteration
-            self.write()
+        try:
+            if (self.folder / "run.json").exists():
+                self.record = json.loads((self.folder / "run.json").read_text())
+            if not self.done and any(map(complete, (self.folder / "runs").glob("*/checkpoint.pt"))):
+                self.record["status"] = 0  # stopped after the last iteration
+                self.write()
+        except Exception as error:  # of a dozen kinds; `start` reports it
+            self.record["command"] = f"cannot be read: {error!r}"
 
     @property
     def done(self):
         return self.record["status"] == 0 and self.record["command"] == self.command
 
-    def start(self, core):
-        """Start or resume the script on `core`. Raises RuntimeError (one line) where that cannot be done."""
+    def start(self, cores):
+        """Start or resume the script on `cores` (None: anywhere). Raises an exception where that cannot be done."""
         if self.record["command"] != self.command:
-            raise RuntimeError(f"begun with other flags; to run it anew, delete {self.folder}")
+            problem = self.record["command"] if isinstance(self.record["command"], str) else "begun with other flags"
+            raise RuntimeError(f"{problem}; to run it anew, delete {self.folder}")
         self.folder.mkdir(parents=True, exist_ok=True)
         lock = open(self.folder / "lock", "w")  # the script inherits it: held as long as the script lives
         try:
@@ -93,18 +98,20 @@ class Run:
             else:
                 shutil.rmtree(previous)  # interrupted before its first checkpoint
         if not resume:
-            self.record.update(commit=commit(self.repository), seconds=0.0)
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+            self.record.update(commit=None, seconds=0.0)
+        commits = filter(None, [*(self.record["commit"] or "").split(), commit(self.repository)])
+        self.record["commit"] = " ".join(dict.fromkeys(commits)) or None
+        threads = str(len(cores or [0]))
+        environment = {**os.environ, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "PYTHONPATH": str(ROOT)}
         script, *flags = self.command
-        with open(self.folder / "log.txt", "a" if resume else "w") as log:
+        with lock, open(self.folder / "log.txt", "a" if resume else "w") as log:
             self.process = subprocess.Popen(
                 [sys.executable, str(self.repository / script), *flags, *resume],
                 cwd=self.folder, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
                 pass_fds=[lock.fileno()], start_new_session=True,  # Ctrl-C reaches it once, through us
-                preexec_fn=(lambda: os.sched_setaffinity(0, {core})) if core is not None else None,
+                preexec_fn=(lambda: os.sched_setaffinity(0, cores)) if cores else None,
             )  # fmt: skip
-        lock.close()
-        self.core, self.began, self.resumed, self.first_share = core, time.time(), bool(resume), self.share()
+        self.cores, self.began, self.resumed, self.first_share = cores, time.time(), bool(resume), self.share()
         self.write()
 
     def finish(self):
@@ -126,11 +133,10 @@ class Run:
         found = re.findall(r"([\d.]+)%", (self.folder / "log.txt").read_text(errors="replace"))
         return float(found[-1]) / 100 if found else 0.0
 
-    def seconds_left(self):
-        """Estimate for a running script, None where it cannot be told yet."""
-        share, elapsed = self.share(), time.time() - self.began
-        gained = share - self.first_share
-        return elapsed / gained * (1 - share) if gained > 0 else None
+    def whole_seconds(self):
+        """Estimate of how long all of it takes, from what a running script has done so far; None: too early to tell."""
+        gained = self.share() - self.first_share
+        return (time.time() - self.began) / gained if gained > 0 else None
 
 
 def command(experiment, variant, seed):
@@ -158,28 +164,29 @@ def commit(repository):
 
 
 def time_left(waiting, running, seconds, workers):
-    """Estimated seconds until all is done, None where nothing is known yet. seconds: variant -> those of done runs."""
-    estimates = [(run, run.seconds_left()) for run in running]
-    known = [left for _, left in estimates if left is not None]
-    whole = {run.variant: left + time.time() - run.began for run, left in estimates if left is not None}
-    everything = [x for values in seconds.values() for x in values] or list(whole.values())
+    """Estimated seconds until all is done, None where nothing is known yet. seconds: kind -> those of done runs."""
+    seconds = {kind: list(values) for kind, values in seconds.items()}
+    for run in running:
+        if run.whole_seconds() is not None:
+            seconds.setdefault(run.kind, []).append(run.whole_seconds())
+    everything = [x for values in seconds.values() for x in values]
     if not everything:
         return None
-    total = sum(known)
-    for run in waiting:
-        of_variant = seconds.get(run.variant) or [whole.get(run.variant, float(np.mean(everything)))]
-        total += float(np.mean(of_variant))
-    return max(total / workers, max(known, default=0.0))
+    left = [float(np.mean(seconds.get(run.kind, everything))) for run in waiting]
+    for run in running:
+        whole = run.whole_seconds() or float(np.mean(seconds.get(run.kind, everything)))
+        left.append(whole * (1 - run.share()))
+    return max(sum(left) / workers, *left)
 
 
-def execute(runs, cores, workers):
-    """Run what is not done, `workers` at a time. Returns the titles of the runs that failed."""
+def execute(runs, places):
+    """Run what is not done, one run in each of `places`, sets of cores. Returns the titles of the runs that failed."""
     waiting, running, failed = [run for run in runs if not run.done], [], []
     seconds, stopping, reported = defaultdict(list), [], time.time()
     for run in runs:
         if run.done:
-            seconds[run.variant].append(run.record["seconds"])
-    free = [cores[i % len(cores)] for i in range(workers)]
+            seconds[run.kind].append(run.record["seconds"])
+    free = list(places)
     commits = sorted({str(run.record["commit"]) for run in runs if run.done})
     print(f"{len(runs)} runs, {len(runs) - len(waiting)} done", f"(commits {', '.join(commits)})" if commits else "")
 
@@ -190,35 +197,44 @@ def execute(runs, cores, workers):
             run.process.terminate()
 
     handlers = {signum: signal.signal(signum, stop) for signum in (signal.SIGINT, signal.SIGTERM)}
-    while running or (waiting and not stopping):
-        while waiting and free and not stopping:
-            run = waiting.pop(0)
-            try:
-                run.start(free[0])
-            except RuntimeError as error:
-                failed.append(run.title)
-                print(f"{run.title}: {error}", flush=True)
-                continue
-            free.pop(0)
-            running.append(run)
-            print(f"{run.title}: {'resumed' if run.resumed else 'started'}", flush=True)
-        time.sleep(0.2)
-        for run in [run for run in running if run.process.poll() is not None]:
+    try:
+        while running or (waiting and not stopping):
+            while waiting and free and not stopping:
+                run = waiting.pop(0)
+                try:
+                    run.start(free[0])
+                except Exception as error:  # also of the file system, or a core that is not there
+                    failed.append(run.title)
+                    print(f"{run.title}: {error}", flush=True)
+                    if run.process:  # it began, but could not be recorded
+                        run.process.kill()
+                    continue
+                free.pop(0)
+                running.append(run)
+                print(f"{run.title}: {'resumed' if run.resumed else 'started'}", flush=True)
+            time.sleep(0.2)
+            for run in [run for run in running if run.process.poll() is not None]:
+                run.finish()
+                running.remove(run)
+                free.append(run.cores)
+                if run.done:
+                    seconds[run.kind].append(run.record["seconds"])
+                    print(f"{run.title}: done in {timedelta(seconds=round(run.record['seconds']))}", flush=True)
+                elif not stopping:
+                    failed.append(run.title)
+                    print(f"{run.title}: failed with status {run.record['status']}: {run.last_line()}", flush=True)
+            if time.time() - reported >= REPORT_INTERVAL and running:
+                reported, left = time.time(), time_left(waiting, running, seconds, len(places))
+                done = len(runs) - len(waiting) - len(running) - len(failed)
+                now = ", ".join(f"{run.title} {run.share():.0%}" for run in running)
+                left = "unknown" if left is None else timedelta(seconds=round(left))
+                print(f"{done}/{len(runs)} done, {len(failed)} failed, time left {left} | {now}", flush=True)
+    finally:
+        for run in running:  # whatever happened, none is left alone
+            run.process.terminate()
+        for run in running:
+            run.process.wait()
             run.finish()
-            running.remove(run)
-            free.append(run.core)
-            if run.done:
-                seconds[run.variant].append(run.record["seconds"])
-                print(f"{run.title}: done in {timedelta(seconds=round(run.record['seconds']))}", flush=True)
-            elif not stopping:
-                failed.append(run.title)
-                print(f"{run.title}: failed with status {run.record['status']}: {run.last_line()}", flush=True)
-        if time.time() - reported >= REPORT_INTERVAL and running:
-            reported, left = time.time(), time_left(waiting, running, seconds, workers)
-            done = len(runs) - len(waiting) - len(running) - len(failed)
-            now = ", ".join(f"{run.title} {run.share():.0%}" for run in running)
-            left = "unknown" if left is None else timedelta(seconds=round(left))
-            print(f"{done}/{len(runs)} done, {len(failed)} failed, time left {left} | {now}", flush=True)
     for signum, handler in handlers.items():
         signal.signal(signum, handler)
     if stopping:
@@ -281,10 +297,27 @@ def summarize_curve(steps, values, final_share, first_above=None):
     return rows + [(round(steps[part].mean()), values[part].mean()) for part in parts]
 
 
+def collect_run(name, experiment, record, folder, repository):
+    """The rows of one finished run, without experiment, variant and seed: [(tag, step, value), ...]."""
+    rows = [("seconds", "final", round(record["seconds"])), ("commit", "final", record["commit"])]
+    if experiment.evaluate:
+        rows += [(f"evaluation/{actions}", "final", mean) for actions, mean in evaluate(folder, repository).items()]
+    thinned = read_curves(folder, experiment.tags)
+    if RUNNING_RETURN in experiment.tags:
+        found = read_curves(folder, ("charts/episodes", "charts/episodic_return"))
+        counts, (steps, returns) = dict(zip(*found["charts/episodes"])), found["charts/episodic_return"]
+        thinned[RUNNING_RETURN] = steps, running_return([counts[step] for step in steps], returns)
+    for tag, curve in {**thinned, **read_curves(folder, experiment.finals)}.items():
+        first_above = experiment.first_above if tag == experiment.tags[0] else None
+        summary = summarize_curve(*curve, experiment.final_share, first_above)
+        rows += [(tag, step, f"{value:.6g}") for step, value in summary if tag in thinned or isinstance(step, str)]
+    return rows
+
+
 def collect(name, folder, results, repository):
     """Write RESULTS/NAME.csv from the finished runs below `folder`. Returns its path, None where there are none.
 
-    A variant's runs with other flags than the table's are left out.
+    A variant's runs with other flags than the table's are left out, and so are those that cannot be read or evaluated.
     """
     experiment, path, rows = EXPERIMENTS[name], results / f"{name}.csv", {}
     if path.exists():
@@ -292,38 +325,30 @@ def collect(name, folder, results, repository):
             for row in csv.DictReader(file):
                 rows.setdefault((row["variant"], int(row["seed"])), []).append([row[key] for key in COLUMNS])
     for record_path in sorted((folder / name).glob("*/*/run.json")):
-        record = json.loads(record_path.read_text())
-        if record["status"] != 0:
-            continue
-        key = record["variant"], record["seed"]
-        variants = [each for each in experiment.variants if f"{key[0]} (".startswith(f"{each.name} (")]  # (label)
-        if record["command"] not in [command(experiment, each, key[1]) for each in variants]:
-            print(f"{record_path.parent}: left out, its flags are not those of a variant of {name}")
-            continue
-        rows[key] = [[name, *key, "seconds", "final", round(record["seconds"])]]
-        rows[key] += [[name, *key, "commit", "final", record["commit"]]]
-        if experiment.evaluate:
-            found = evaluate(record_path.parent, repository)
-            rows[key] += [[name, *key, f"evaluation/{actions}", "final", mean] for actions, mean in found.items()]
-        thinned = read_curves(record_path.parent, experiment.tags)
-        if RUNNING_RETURN in experiment.tags:
-            found = read_curves(record_path.parent, ("charts/episodes", "charts/episodic_return"))
-            counts, (steps, returns) = dict(zip(*found["charts/episodes"])), found["charts/episodic_return"]
-            thinned[RUNNING_RETURN] = steps, running_return([counts[step] for step in steps], returns)
-        for tag, curve in {**thinned, **read_curves(record_path.parent, experiment.finals)}.items():
-            first_above = experiment.first_above if tag == experiment.tags[0] else None
-            summary = summarize_curve(*curve, experiment.final_share, first_above)
-            summary = [(step, value) for step, value in summary if tag in thinned or isinstance(step, str)]
-            rows[key] += [[name, *key, tag, step, f"{value:.6g}"] for step, value in summary]
+        try:
+            record = json.loads(record_path.read_text())
+            if record["status"] != 0:
+                continue
+            key = record["variant"], record["seed"]
+            variants = [each for each in experiment.variants if f"{key[0]} (".startswith(f"{each.name} (")]  # (label)
+            if record["command"] not in [command(experiment, each, key[1]) for each in variants]:
+                print(f"{record_path.parent}: left out, its flags are not those of a variant of {name}")
+                continue
+            found = collect_run(name, experiment, record, record_path.parent, repository)
+            rows[key] = [[name, *key, *row] for row in found]
+        except Exception as error:  # one run's is no reason to lose the others
+            print(f"{record_path.parent}: left out, {error!r}", flush=True)
     if not rows:
         return None
     order = [variant.name for variant in experiment.variants]
     results.mkdir(parents=True, exist_ok=True)
-    with path.open("w", newline="") as file:
+    temporary = path.with_suffix(".tmp")
+    with temporary.open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(COLUMNS)
         for key in sorted(rows, key=lambda key: (order.index(key[0]) if key[0] in order else len(order), *key)):
             writer.writerows(rows[key])
+    temporary.replace(path)
     return path
 
 
@@ -335,15 +360,15 @@ def parse_args(argv=None):
     parser.add_argument("--seeds", nargs="+", type=int, help="only these seeds of the table")
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     parser.add_argument("--cores", nargs="+", type=int, default=cores, help="CPU cores to pin runs to (all)")
-    parser.add_argument("--workers", type=int, help="runs at the same time (as many as there are cores)")
+    parser.add_argument("--cores-per-run", type=int, default=1, help="each run has so many of them, and threads (1)")
     parser.add_argument("--folder", type=pathlib.Path, default=BENCHMARKS / "runs", help="of the runs")
     parser.add_argument("--results", type=pathlib.Path, default=BENCHMARKS / "results", help="of the csv files")
     parser.add_argument("--repository", type=pathlib.Path, default=ROOT, help="the checkout whose scripts are run")
     parser.add_argument("--label", default="", help="appended to the variants' names, to tell checkouts apart")
     parser.add_argument("--collect-only", action="store_true", help="run nothing, write the csv files")
     args = parser.parse_args(argv)
-    if args.workers is not None and args.workers < 1:
-        parser.error("--workers: must be at least 1")
+    if not 1 <= args.cores_per_run <= max(1, len(args.cores)):
+        parser.error(f"--cores-per-run: must be between 1 and {max(1, len(args.cores))}")
     known = {variant.name for name in args.experiments for variant in EXPERIMENTS[name].variants}
     if args.variants and not set(args.variants) <= known:
         parser.error(f"--variants: must be of {', '.join(sorted(known))}")
@@ -362,8 +387,9 @@ def main(argv=None):
     failed = []
     try:
         if not args.collect_only:
-            cores = args.cores or [None]
-            failed = execute(runs, cores, args.workers or len(cores))
+            k = args.cores_per_run
+            places = [set(args.cores[i : i + k]) for i in range(0, len(args.cores) - k + 1, k)]
+            failed = execute(runs, places or [None])
     finally:
         for name in args.experiments:
             print(collect(name, args.folder, args.results, args.repository) or f"{name}: no finished runs", flush=True)

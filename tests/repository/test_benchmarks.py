@@ -1,5 +1,6 @@
 """benchmarks/scripts/: the statistics on numbers worked out by hand; that runs are skipped, resumed and survived."""
 
+import contextlib
 import csv
 import dataclasses
 import json
@@ -280,7 +281,7 @@ def rows(path):
 
 def test_what_is_done_is_skipped_and_a_crash_does_not_end_the_others(fake, tmp_path, capsys):
     with pytest.raises(SystemExit) as ended:
-        fake("--variants", "good", "crashes", "--workers", "2")
+        fake("--variants", "good", "crashes")
     assert ended.value.code == 1
     out = capsys.readouterr().out
     assert "fake: crashes, seed 2: failed with status 1: it broke" in out and "good, seed 2: done" in out
@@ -313,6 +314,67 @@ def test_the_running_return_and_the_evaluation_are_collected(fake, tmp_path, mon
     found = {(row["tag"], row["step"]): row["value"] for row in summarize.read_rows(tmp_path / "fake.csv")}
     assert found["evaluation/sampled", "final"] == -1.5 and found["evaluation/mean", "final"] == 12
     assert found[RUNNING_RETURN, "final"] == found[RUNNING_RETURN, "best"] == 100  # twice the mean of 1, 3, ..., 99
+
+
+def test_what_cannot_be_evaluated_or_read_is_left_out_and_the_others_are_kept(fake, tmp_path, monkeypatch, capsys):
+    (tmp_path / "repository" / "evaluate.py").write_text(textwrap.dedent(EVALUATE))  # of seed 2 alone
+    monkeypatch.setitem(run.EXPERIMENTS, "fake", dataclasses.replace(FAKE, evaluate=True))
+    fake("--variants", "good")
+    assert "CalledProcessError" in capsys.readouterr().out
+    assert {row["seed"] for row in rows(tmp_path / "fake.csv")} == {"2"}
+    before = (tmp_path / "fake.csv").read_text()
+    (tmp_path / "runs" / "fake" / "good" / "1" / "run.json").write_text("{")
+    fake("--collect-only")
+    assert "JSONDecodeError" in capsys.readouterr().out and (tmp_path / "fake.csv").read_text() == before
+
+
+def test_a_damaged_record_or_a_missing_core_does_not_end_the_others(fake, tmp_path, capsys):
+    core = min(os.sched_getaffinity(0))
+    fake("--variants", "good", "--seeds", "1")
+    (tmp_path / "runs" / "fake" / "good" / "1" / "run.json").write_text("{")
+    with pytest.raises(SystemExit):
+        fake("--variants", "good", "--cores", str(core))
+    out = capsys.readouterr().out
+    assert re.search("good, seed 1: cannot be read: JSONDecodeError.*; to run it anew, delete", out)
+    assert "good, seed 2: done" in out
+    with pytest.raises(SystemExit):
+        fake("--variants", "slow", "--cores", "4095", str(core))
+    out = capsys.readouterr().out
+    assert "slow, seed 1: Exception occurred in preexec_fn" in out and "slow, seed 2: Exception" in out
+
+
+def test_an_error_of_our_own_leaves_no_run_alone(fake, tmp_path, monkeypatch):
+    monkeypatch.setattr(run, "REPORT_INTERVAL", 0.0)
+    monkeypatch.setattr(run, "time_left", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        fake("--variants", "slow", "--seeds", "1")
+    record = json.loads((tmp_path / "runs" / "fake" / "slow" / "1" / "run.json").read_text())
+    assert record["status"] in (143, -signal.SIGTERM)  # stopped by us, not lost
+
+
+def test_a_run_may_have_several_cores(fake, tmp_path):
+    cores = sorted(os.sched_getaffinity(0))
+    (tmp_path / "repository" / "fake.py").write_text(
+        "import os\nprint(sorted(os.sched_getaffinity(0)), os.environ['OMP_NUM_THREADS'])\n"
+    )
+    with contextlib.suppress(SystemExit):
+        fake("--variants", "good", "--cores", *map(str, cores), "--cores-per-run", str(len(cores)))
+    printed = (tmp_path / "runs" / "fake" / "good" / "1" / "log.txt").read_text()
+    assert printed.startswith(f"{cores} {len(cores)}")
+
+
+def test_the_time_left():
+    def at(kind, whole, share):
+        return types.SimpleNamespace(kind=kind, whole_seconds=lambda: whole, share=lambda: share)
+
+    assert run.time_left([at("a", None, 0.0)], [at("a", None, 0.0)], {}, 1) is None
+    # 10 s are known of a; of b what a running one predicts, 40 s; of c the mean of both
+    waiting, seconds = [at("a", None, 0.0), at("b", None, 0.0)], {"a": [8.0, 12.0]}
+    assert run.time_left(waiting, [at("b", 40.0, 0.25)], seconds, 1) == 10 + 40 + 30
+    assert run.time_left(waiting, [at("b", 40.0, 0.25)], seconds, 4) == 40  # no less than the longest
+    assert run.time_left([], [at("a", None, 0.0)], seconds, 1) == 10
+    assert run.time_left([at("c", None, 0.0)], [at("b", 40.0, 0.5)], seconds, 1) == pytest.approx(20 + 20)
+    assert seconds == {"a": [8.0, 12.0]}
 
 
 def test_the_csv_says_which_commit_and_takes_no_run_with_other_flags(fake, tmp_path, monkeypatch, capsys):
