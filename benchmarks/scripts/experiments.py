@@ -340,7 +340,7 @@ EXPERIMENTS = {
             variant
             for rows, size in ((768, "768 rows"), (4 * 3_072, "4 N rows"))
             for variant in (
-                sized("PPO", "ppo.py", 1, 3_072, rows, size),
+                sized("PPO", "ppo.py", 1, 3_072, rows, size, "", range(0, 10) if rows == 768 else None),
                 *(
                     # ten seeds of what says what evolution adds
                     sized(name, script, agents, 3_072, rows, size, "--max-ent-coef 0.005",
