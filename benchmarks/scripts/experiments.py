@@ -338,13 +338,13 @@ EXPERIMENTS = {
         finals=(RETURN, STD, "evolution/fired"),
         variants=tuple(
             variant
-            for rows, size in ((768, "768 rows"), (4 * 3_072, "4 N rows"))
+            # more: seeds of what says what evolution adds, and of PPO
+            for rows, size, more in ((768, "768 rows", range(0, 10)), (4 * 3_072, "4 N rows", None))
             for variant in (
-                sized("PPO", "ppo.py", 1, 3_072, rows, size, "", range(0, 10) if rows == 768 else None),
+                sized("PPO", "ppo.py", 1, 3_072, rows, size, "", more),
                 *(
-                    # ten seeds of what says what evolution adds
                     sized(name, script, agents, 3_072, rows, size, "--max-ent-coef 0.005",
-                          range(0, 10) if agents == 48 and rows == 768 else None, env_id)
+                          more if agents == 48 else None, env_id)
                     for name, script, agents, env_id in GRASP_POPULATIONS
                 ),
             )

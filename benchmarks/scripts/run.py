@@ -65,25 +65,26 @@ class Run:
         self.command = command(experiment, variant, seed)
         self.record = {"experiment": name, "variant": self.variant, "seed": seed, "command": self.command}
         self.record.update(commit=None, seconds=0.0, status=None)
-        self.process = None
+        self.process, self.problem = None, ""  # problem: why it cannot be started
         try:
             if (self.folder / "run.json").exists():
-                self.record = json.loads((self.folder / "run.json").read_text())
+                self.record = {**self.record, **json.loads((self.folder / "run.json").read_text())}
             if not self.done and any(map(complete, (self.folder / "runs").glob("*/checkpoint.pt"))):
                 self.record["status"] = 0  # stopped after the last iteration
                 self.write()
-        except Exception as error:  # of a dozen kinds; `start` reports it
-            self.record["command"] = f"cannot be read: {error!r}"
+        except Exception as error:  # of a dozen kinds
+            self.problem = f"cannot be read: {error!r}"
+        if self.record["command"] != self.command:
+            self.problem = "begun with other flags"
 
     @property
     def done(self):
-        return self.record["status"] == 0 and self.record["command"] == self.command
+        return self.record["status"] == 0 and not self.problem and self.record["command"] == self.command
 
     def start(self, cores):
         """Start or resume the script on `cores` (None: anywhere). Raises an exception where that cannot be done."""
-        if self.record["command"] != self.command:
-            problem = self.record["command"] if isinstance(self.record["command"], str) else "begun with other flags"
-            raise RuntimeError(f"{problem}; to run it anew, delete {self.folder}")
+        if self.problem:
+            raise RuntimeError(f"{self.problem}; to run it anew, delete {self.folder}")
         self.folder.mkdir(parents=True, exist_ok=True)
         lock = open(self.folder / "lock", "w")  # the script inherits it: held as long as the script lives
         try:
@@ -105,14 +106,14 @@ class Run:
         environment = {**os.environ, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "PYTHONPATH": str(ROOT)}
         script, *flags = self.command
         with lock, open(self.folder / "log.txt", "a" if resume else "w") as log:
+            self.cores, self.began, self.resumed, self.first_share = cores, time.time(), bool(resume), self.share()
+            self.write()
             self.process = subprocess.Popen(
                 [sys.executable, str(self.repository / script), *flags, *resume],
                 cwd=self.folder, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
                 pass_fds=[lock.fileno()], start_new_session=True,  # Ctrl-C reaches it once, through us
                 preexec_fn=(lambda: os.sched_setaffinity(0, cores)) if cores else None,
             )  # fmt: skip
-        self.cores, self.began, self.resumed, self.first_share = cores, time.time(), bool(resume), self.share()
-        self.write()
 
     def finish(self):
         """Record how the process ended."""
@@ -133,10 +134,11 @@ class Run:
         found = re.findall(r"([\d.]+)%", (self.folder / "log.txt").read_text(errors="replace"))
         return float(found[-1]) / 100 if found else 0.0
 
-    def whole_seconds(self):
-        """Estimate of how long all of it takes, from what a running script has done so far; None: too early to tell."""
-        gained = self.share() - self.first_share
-        return (time.time() - self.began) / gained if gained > 0 else None
+    def progress(self):
+        """Of a running script: the share that is done, and an estimate of the seconds that all of it takes, or None."""
+        share = self.share()
+        gained = share - self.first_share
+        return share, (time.time() - self.began) / gained if gained > 0 else None
 
 
 def command(experiment, variant, seed):
@@ -166,16 +168,19 @@ def commit(repository):
 def time_left(waiting, running, seconds, workers):
     """Estimated seconds until all is done, None where nothing is known yet. seconds: kind -> those of done runs."""
     seconds = {kind: list(values) for kind, values in seconds.items()}
-    for run in running:
-        if run.whole_seconds() is not None:
-            seconds.setdefault(run.kind, []).append(run.whole_seconds())
+    progress = [(run.kind, *run.progress()) for run in running]
+    for kind, _, whole in progress:
+        if whole is not None:
+            seconds.setdefault(kind, []).append(whole)
     everything = [x for values in seconds.values() for x in values]
     if not everything:
         return None
-    left = [float(np.mean(seconds.get(run.kind, everything))) for run in waiting]
-    for run in running:
-        whole = run.whole_seconds() or float(np.mean(seconds.get(run.kind, everything)))
-        left.append(whole * (1 - run.share()))
+
+    def usual(kind):
+        return float(np.mean(seconds.get(kind, everything)))
+
+    left = [usual(run.kind) for run in waiting]
+    left += [(1 - share) * (usual(kind) if whole is None else whole) for kind, share, whole in progress]
     return max(sum(left) / workers, *left)
 
 
@@ -206,8 +211,6 @@ def execute(runs, places):
                 except Exception as error:  # also of the file system, or a core that is not there
                     failed.append(run.title)
                     print(f"{run.title}: {error}", flush=True)
-                    if run.process:  # it began, but could not be recorded
-                        run.process.kill()
                     continue
                 free.pop(0)
                 running.append(run)

@@ -328,7 +328,7 @@ def test_what_cannot_be_evaluated_or_read_is_left_out_and_the_others_are_kept(fa
     assert "JSONDecodeError" in capsys.readouterr().out and (tmp_path / "fake.csv").read_text() == before
 
 
-def test_a_damaged_record_or_a_missing_core_does_not_end_the_others(fake, tmp_path, capsys):
+def test_a_damaged_record_and_a_missing_core_are_reported_run_by_run(fake, tmp_path, capsys):
     core = min(os.sched_getaffinity(0))
     fake("--variants", "good", "--seeds", "1")
     (tmp_path / "runs" / "fake" / "good" / "1" / "run.json").write_text("{")
@@ -365,7 +365,7 @@ def test_a_run_may_have_several_cores(fake, tmp_path):
 
 def test_the_time_left():
     def at(kind, whole, share):
-        return types.SimpleNamespace(kind=kind, whole_seconds=lambda: whole, share=lambda: share)
+        return types.SimpleNamespace(kind=kind, progress=lambda: (share, whole))
 
     assert run.time_left([at("a", None, 0.0)], [at("a", None, 0.0)], {}, 1) is None
     # 10 s are known of a; of b what a running one predicts, 40 s; of c the mean of both
