@@ -14,6 +14,7 @@ columns experiment, variant, seed, tag, step, value:
     tag "commit"        of the checkout whose script was run, with a + where it had changes; all that a resumed run had
     tag "return_over_100_episodes"  the mean return of about the latest 100 episodes, as rl_games counts them
     tag "evaluation/sampled", "evaluation/mean"  evaluate.py's mean return over 100 episodes (with `evaluate`)
+    tag "evaluation/sampled_objective", "evaluation/mean_objective"  the same of the objective
 
 Runs that are in the csv and not in the working folder stay in the csv. To compare two checkouts:
 
@@ -264,15 +265,16 @@ def running_return(counts, returns, size=100):
 
 
 def evaluate(folder, repository):
-    """evaluate.py's mean return over 100 episodes of the first agent: {"sampled": ..., "mean": ...} actions."""
+    """evaluate.py's mean return and objective over 100 episodes of the first agent, by tag, in the csv's order."""
     path, (run,) = folder / "evaluation.txt", (folder / "runs").iterdir()
     if not path.exists():
         command = [sys.executable, str(repository / "evaluate.py"), str(run), "--no-cuda"]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
         done = subprocess.run(command, cwd=repository, env=environment, capture_output=True, text=True, check=True)
         path.write_text(done.stdout)
-    found = re.findall(r"^\| \w+, \d+ \| (\w+) \| (\S+) ±", path.read_text(), re.MULTILINE)
-    return {actions: float(mean) for actions, mean in found[:2]}
+    found = re.findall(r"^\| \w+, \d+ \| (\w+) \| (\S+) ± \S+ \| (\S+) ±", path.read_text(), re.MULTILINE)[:2]
+    returns = {f"evaluation/{actions}": float(mean) for actions, mean, _ in found}
+    return returns | {f"evaluation/{actions}_objective": float(mean) for actions, _, mean in found}
 
 
 def read_curves(folder, patterns):
@@ -304,7 +306,7 @@ def collect_run(name, experiment, record, folder, repository):
     """The rows of one finished run, without experiment, variant and seed: [(tag, step, value), ...]."""
     rows = [("seconds", "final", round(record["seconds"])), ("commit", "final", record["commit"])]
     if experiment.evaluate:
-        rows += [(f"evaluation/{actions}", "final", mean) for actions, mean in evaluate(folder, repository).items()]
+        rows += [(tag, "final", mean) for tag, mean in evaluate(folder, repository).items()]
     thinned = read_curves(folder, experiment.tags)
     if RUNNING_RETURN in experiment.tags:
         found = read_curves(folder, ("charts/episodes", "charts/episodic_return"))

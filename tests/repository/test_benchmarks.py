@@ -300,7 +300,7 @@ EVALUATE = """
     print("| agent | actions | return | objective | length |", "|-|-|-|-|-|", sep="\\n")
     for agent, sampled, mean in (("leader, 0", -1.5, 12.0), ("best, 1", 99.0, 99.0)):
         print(f"| {agent} | sampled | {sampled:.2f} ± 0.25 | 3.00 ± 0.00 | 7 |")
-        print(f"| {agent} | mean | {mean:.2f} ± 0.25 | 3.00 ± 0.00 | 7 |")
+        print(f"| {agent} | mean | {mean:.2f} ± 0.25 | 4.00 ± 0.00 | 7 |")
 """
 
 
@@ -313,6 +313,7 @@ def test_the_running_return_and_the_evaluation_are_collected(fake, tmp_path, mon
     fake("--variants", "good", "--seeds", "2")  # what has been evaluated is not evaluated again
     found = {(row["tag"], row["step"]): row["value"] for row in summarize.read_rows(tmp_path / "fake.csv")}
     assert found["evaluation/sampled", "final"] == -1.5 and found["evaluation/mean", "final"] == 12
+    assert found["evaluation/sampled_objective", "final"] == 3 and found["evaluation/mean_objective", "final"] == 4
     assert found[RUNNING_RETURN, "final"] == found[RUNNING_RETURN, "best"] == 100  # twice the mean of 1, 3, ..., 99
 
 
