@@ -35,6 +35,29 @@ def test_gae_by_hand(script):
     assert advantages.flatten().tolist() == [1.0 + 0.25 * 3.0, 3.0, -3.0, -1.0]
 
 
+# ---------------------------------------------------------------- what training begins with
+
+
+@every_script
+@pytest.mark.parametrize("network", ["", "--lstm", "--separate-critic"], ids=["mlp", "lstm", "separate-critic"])
+def test_what_a_network_begins_with(script, network):
+    """PyTorch's weights without bias, as released; noise of 1; latents from N(0, 1)."""
+    torch.manual_seed(0)
+    args = parse(script, network if script is ppo else f"{network} --num-agents 4 --num-envs 16 --latent-dim 1000")
+    agent = script.Agent(3, 2, args)
+    layers = [module for module in agent.modules() if isinstance(module, torch.nn.Linear)]
+    assert len(layers) == (8 if args.separate_critic else 5)
+    for layer in layers:
+        most = 1 / math.sqrt(layer.in_features)  # uniform within
+        assert 0.8 * most < layer.weight.abs().max() <= most and (layer.bias == 0).all()
+    assert (agent.actor_logstd.exp() == 1).all()
+    if script is not ppo:
+        assert agent.latents.shape == (4, 1000)
+        assert abs(agent.latents.mean()) < 0.08 and abs(agent.latents.std() - 1) < 0.06  # 5 standard deviations
+        assert 0.645 < (agent.latents.abs() < 1).float().mean() < 0.72  # 0.683; of a uniform distribution 0.577
+        assert abs(torch.corrcoef(agent.latents)[0, 1]) < 0.16  # each agent has its own
+
+
 # ---------------------------------------------------------------- normalisation and learning rate
 
 
@@ -93,7 +116,7 @@ def test_adaptive_learning_rate(script, lr, kl, threshold, expected):
 
 
 @every_population
-@pytest.mark.parametrize("ratio, count", [(0.0, 0), (0.5, 2), (1.0, 4), (2.25, 9), (5.0, 20)])
+@pytest.mark.parametrize("ratio, count", [(0.0, 0), (0.5, 2), (0.7, 3), (1.0, 4), (1.1, 4), (2.25, 9), (5.0, 20)])
 def test_leader_learns_from_ratio_times_n_columns_of_followers(script, ratio, count):
     agent_ids = torch.arange(6).repeat_interleave(4)
     columns, learners = script.sample_offpolicy_columns(agent_ids, 6, ratio, "leader-follower")
@@ -120,6 +143,20 @@ def test_sampling_is_uniform_over_all_followers_columns(script):
         counts[script.sample_offpolicy_columns(agent_ids, 5, 1.0, "leader-follower")[0]] += 1
     assert counts[:2].tolist() == [0, 0]
     assert (counts[2:] / 2000 - 2 / 8).abs().max() < 0.05  # 5 standard deviations
+
+
+@every_population
+def test_the_one_follower_is_drawn_uniformly_and_so_are_its_columns(script):
+    torch.manual_seed(0)
+    agent_ids = torch.arange(4).repeat_interleave(4)
+    counts = torch.zeros(16)
+    for _ in range(2000):
+        columns, learners = script.sample_offpolicy_columns(agent_ids, 4, 0.5, "one-follower")
+        assert len(set(columns.tolist())) == 2 and len(set(agent_ids[columns].tolist())) == 1
+        assert learners.tolist() == [0, 0]
+        counts[columns] += 1
+    assert (counts[:4] == 0).all()
+    assert (counts[4:] / 2000 - 1 / 3 * 2 / 4).abs().max() < 0.042  # 5 standard deviations
 
 
 def relabelled(script, lstm, **flags):
@@ -169,6 +206,28 @@ def test_mu_stays_finite_for_actions_that_the_follower_would_hardly_take(script)
 
 
 # ---------------------------------------------------------------- the optimiser's step
+
+
+@every_script
+def test_gradients_stay_finite_for_actions_that_were_hardly_possible(train, script, monkeypatch):
+    """The ratio has a cap, for an infinite one has a gradient that is not a number; the cap is far above any clip."""
+    make = script.Agent
+
+    def surprised(*args):
+        agent = make(*args)
+        forward = agent.get_action_and_value
+
+        def with_low_probability(*inputs):
+            action, logprob, *rest = forward(*inputs)
+            return action, logprob if torch.is_grad_enabled() else logprob - 1000.0, *rest
+
+        agent.get_action_and_value = with_low_probability
+        return agent
+
+    monkeypatch.setattr(script, "Agent", surprised)
+    run = train(script, TINY if script is ppo else TINY_POPULATION)
+    assert len(run.logged) == 3 and all(log["losses/policy_loss"] > 1e6 for log in run.logged)
+    assert all(grad.isfinite().all() for minibatch in run.minibatches for grad in minibatch.grads.values())
 
 
 @pytest.mark.parametrize("script, flags", [(ppo, TINY), (sapg, TINY_POPULATION)], ids=["ppo", "sapg"])
