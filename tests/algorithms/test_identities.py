@@ -164,6 +164,33 @@ def test_every_row_is_labelled_with_who_learns_from_it(train, script, aggregatio
             assert seen != sorted(seen)  # shuffled
 
 
+@every_script
+def test_every_epoch_has_an_order_of_its_own(train, script, flags):
+    run = train(script, f"{flags} --num-minibatches 3")
+    for iteration in range(3):
+        orders = []
+        for epoch in range(2):
+            own = run.minibatches[6 * iteration + 3 * epoch :][:3]
+            orders.append([column for mb in own for column in acting_column(run, mb, iteration, 9).tolist()])
+        assert sorted(orders[0]) == sorted(orders[1]) and orders[0] != orders[1]
+
+
+def test_every_epoch_imitates_each_row_once_in_an_order_of_its_own(train):
+    """CPO Eq. 10: all of the leader's columns by every follower."""
+    run = train(cpo, TINY_POPULATION)
+    rows = [(column, follower) for follower in (1, 2, 3) for column in range(6)]
+    orders = []
+    for epoch in range(6):
+        order = []
+        for minibatch in run.minibatches[2 * epoch :][:2]:
+            columns = acting_column(run, minibatch.awac, epoch // 2, 9).tolist()
+            order += zip(columns, minibatch.awac.agent_ids[0].tolist())
+            assert len(columns) == 9
+        assert sorted(order) == sorted(rows) and order != rows
+        orders.append(order)
+    assert all(orders[i] != orders[j] for i in range(6) for j in range(i))
+
+
 @pytest.mark.parametrize("script, flags", [
     *[(script, "--num-agents 4 --off-policy-ratio 0") for script in (sapg, cpo, epo)],
     *[(script, "--num-agents 1") for script in (sapg, cpo)], (sapg, "--num-agents 1 --aggregation symmetric"),
@@ -290,3 +317,19 @@ def test_latents_train_on_after_generations_in_a_run(train):
             for k in (child, i, j, 0):
                 # three minibatches later: the first may hold none of the child's columns, and it has no momentum
                 assert (run.minibatches[first + 3].params["latents"][k] != generation.latents[k]).any()
+
+
+def test_a_generation_changes_nothing_but_latents(train, monkeypatch):
+    """A child keeps the action noise of whom it replaces. The rate is next to nothing, so that nothing else moves."""
+    make = epo.Agent
+
+    def with_noise_of_their_own(*args):
+        agent = make(*args)
+        agent.actor_logstd.data.uniform_(-1.0, 0.5)
+        return agent
+
+    monkeypatch.setattr(epo, "Agent", with_noise_of_their_own)
+    run = train(epo, f"{TINY_POPULATION} --ga-threshold 0 --num-elites 2 --learning-rate 1e-12 --kl-threshold 0")
+    before, after = run.minibatches[0].params, dict(run.agent.named_parameters())
+    changed = {name for name in before if not torch.allclose(before[name], after[name], atol=1e-6)}
+    assert run.generations and changed == {"latents"}
