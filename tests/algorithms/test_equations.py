@@ -477,6 +477,33 @@ def test_cpo_eq_12_discriminator_loss():
         assert torch.allclose(p, old - gradient)
 
 
+def test_cpo_eq_12_discriminator_sees_the_window_once():
+    """CPO Eq. 12, left, in minibatches: each is one step of gradient descent, together they are the window.
+
+    With steps so small that their order is of no account, four go four times as far as one of the whole window's L_D.
+    """
+    torch.manual_seed(0)
+    D = cpo.Discriminator(2, 1, SimpleNamespace(discriminator_sizes=(5,), num_agents=3))
+    obs, actions, agent_ids = torch.randn(3, 12, 2), torch.randn(3, 12, 1), torch.arange(3).repeat_interleave(4)[None]
+    loss = -mean(D(obs[t, e], actions[t, e])[e // 4] for t in range(3) for e in range(12))
+    gradients = torch.autograd.grad(loss, list(D.parameters()))
+    before, rate = [p.detach().clone() for p in D.parameters()], 1e-7
+    cpo.discriminator_step(D, torch.optim.SGD(D.parameters(), lr=rate), obs, actions, agent_ids, 4)
+    for p, old, gradient in zip(D.parameters(), before, gradients):
+        assert torch.allclose((old - p) / rate, 4 * gradient, rtol=1e-4, atol=1e-6)
+
+
+def test_the_discriminator_goes_on_learning_at_the_rate_that_training_begins_with(train):
+    """Adam's first step moves every parameter by the rate, its second one some by less. cpo.py: main()."""
+    flags = "--num-minibatches 1 --adversarial-coef 0.3 --learning-rate 0.01 --total-timesteps 288"
+    run = play(train, cpo, flags)
+    first, second, third = [[p.detach() for p in D.parameters()] for D in run.discriminators]
+    moved = torch.cat([(q - p).abs().flatten() for p, q in zip(first, second)])
+    assert torch.allclose(moved, torch.tensor(0.01), rtol=1e-3)
+    later = torch.cat([(q - p).abs().flatten() for p, q in zip(second, third)])
+    assert (later < 0.01001).all() and (later < 0.009).any()
+
+
 @pytest.mark.parametrize("target", ["--critic-n-step 3", "--critic-n-step 0"], ids=["3-step", "gae"])
 def test_cpo_eq_12_adversarial_reward(train, target):
     """CPO Eq. 12, right: followers get r + lambda_adv log D(y | s, a), the leader r, off-policy too. cpo.py: main().
@@ -563,6 +590,22 @@ def test_epo_eq_3_is_strict(train, monkeypatch):
         monkeypatch.setattr(epo, "fitness_spread", lambda *_: (torch.tensor(gap), torch.tensor(2.0)))
         run = train(epo, f"{TINY_POPULATION} --total-timesteps 1296 --ga-threshold 0.5")
         assert bool(run.generations) == fires
+
+
+def test_the_leaders_fitness_is_not_waited_for(train, monkeypatch):
+    """EPO Algorithm 1 ranks all but the master. epo.py: main()."""
+    monkeypatch.setattr(epo.Fitness, "per_agent", lambda _: fitness_of(math.nan, 1, 2, 3))
+    assert train(epo, f"{TINY_POPULATION} --ga-threshold 0").generations
+    monkeypatch.setattr(epo.Fitness, "per_agent", lambda _: fitness_of(1, 2, math.nan, 3))
+    assert not train(epo, f"{TINY_POPULATION} --ga-threshold 0").generations
+
+
+@pytest.mark.parametrize("flags", ["--ga-threshold 0 --ga-warmup 2", "--ga-warmup 0 --ga-interval 2"])
+def test_a_generation_comes_at_its_time_and_not_after_it(train, monkeypatch, flags):
+    """--ga-warmup, --ga-interval: ">=". epo.py: main()."""
+    for episodes, fires in ((1.99, False), (2.0, True)):
+        monkeypatch.setattr(epo.Fitness, "episodes", lambda _, episodes=episodes: (episodes, episodes))
+        assert bool(train(epo, f"{TINY_POPULATION} {flags}").generations) == fires
 
 
 @pytest.mark.parametrize("flags", [
