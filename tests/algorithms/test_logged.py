@@ -327,7 +327,7 @@ def fitness_and_lineage(run):
 
 def test_evolution_both_sides_of_eq_3_and_what_came_of_it(train):
     run = train(epo, EVOLUTION)
-    met = set()
+    met, leads = set(), False  # leads: the leader is fitter than all followers, and counts for none of it
     for log, (fitness, lineage) in zip(run.logged, fitness_and_lineage(run)):
         followers = fitness[1:]
         known = not any(map(math.isnan, followers))
@@ -335,9 +335,13 @@ def test_evolution_both_sides_of_eq_3_and_what_came_of_it(train):
         gap = max(followers) - min(followers) if known else math.nan
         scale = max(abs(statistics.median(followers)), 0.01) if known else math.nan  # Drift's floor
         assert_logged(log, {"evolution/fitness_gap": gap, "evolution/threshold": 0.4 * scale})
+        have_one = [x for x in followers if not math.isnan(x)]
+        best, median = (max(have_one), statistics.median(have_one)) if have_one else (math.nan, math.nan)
+        assert_logged(log, {"evolution/fitness_best": best, "evolution/fitness_median": median})
+        leads |= fitness[0] > best
         assert_logged(log, {"evolution/fired": bool(lineage), "evolution/replaced": len(lineage)})
         assert len(lineage) in (0, 3)
-    assert met == {(False, False), (True, False), (True, True)}
+    assert met == {(False, False), (True, False), (True, True)} and leads
 
 
 def test_evolution_what_becomes_of_the_children(train):
