@@ -265,7 +265,7 @@ def running_return(counts, returns, size=100):
 
 
 def evaluate(folder, repository):
-    """evaluate.py's mean return and objective over 100 episodes of the first agent, by tag, in the csv's order."""
+    """evaluate.py's mean return and objective over 100 episodes of the first agent: tag of the csv -> value."""
     path, (run,) = folder / "evaluation.txt", (folder / "runs").iterdir()
     if not path.exists():
         command = [sys.executable, str(repository / "evaluate.py"), str(run), "--no-cuda"]
@@ -273,8 +273,8 @@ def evaluate(folder, repository):
         done = subprocess.run(command, cwd=repository, env=environment, capture_output=True, text=True, check=True)
         path.write_text(done.stdout)
     found = re.findall(r"^\| \w+, \d+ \| (\w+) \| (\S+) ± \S+ \| (\S+) ±", path.read_text(), re.MULTILINE)[:2]
-    returns = {f"evaluation/{actions}": float(mean) for actions, mean, _ in found}
-    return returns | {f"evaluation/{actions}_objective": float(mean) for actions, _, mean in found}
+    columns = ((1, ""), (2, "_objective"))
+    return {f"evaluation/{row[0]}{suffix}": float(row[i]) for i, suffix in columns for row in found}
 
 
 def read_curves(folder, patterns):
