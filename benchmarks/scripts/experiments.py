@@ -196,6 +196,18 @@ def public(task, total_timesteps, flags):
     )
 
 
+def on_grasp(variants):
+    return Experiment(
+        env_id="Grasp",
+        total_timesteps=4_000_000,
+        seeds=range(0, 5),
+        flags=f"--num-envs 3072 {MOAT} --clip-vloss",
+        tags=(OBJECTIVE,),
+        finals=(RETURN, STD, "evolution/fired"),
+        variants=variants,
+    )
+
+
 GRASP_POPULATIONS = (  # name, script, agents, env id
     ("SAPG-6", "sapg.py", 6, None),
     ("SAPG-48", "sapg.py", 48, None),
@@ -329,14 +341,8 @@ EXPERIMENTS = {
         )
     ),
     # The same questions on Grasp; minibatches of 768 rows, or of the papers' 4 N
-    "grasp": Experiment(
-        env_id="Grasp",
-        total_timesteps=4_000_000,
-        seeds=range(0, 5),
-        flags=f"--num-envs 3072 {MOAT} --clip-vloss",
-        tags=(OBJECTIVE,),
-        finals=(RETURN, STD, "evolution/fired"),
-        variants=tuple(
+    "grasp": on_grasp(
+        tuple(
             variant
             # more: seeds of what says what evolution adds, and of PPO
             for rows, size, more in ((768, "768 rows", range(0, 10)), (4 * 3_072, "4 N rows", None))
@@ -347,6 +353,17 @@ EXPERIMENTS = {
                           more if agents == 48 else None, env_id)
                     for name, script, agents, env_id in GRASP_POPULATIONS
                 ),
+            )
+        )
+    ),
+    "grasp_selection": on_grasp(
+        tuple(
+            sized(name, "epo.py", 48, 3_072, 768, "768 rows", f"--max-ent-coef 0.005 --num-elites 24 {flags}".strip(),
+                  seeds, env_id)
+            for name, flags, seeds, env_id in (
+                ("EPO-48", "", range(0, 10), None),
+                ("EPO-48 random fitness", "", range(0, 10), GRASP_POPULATIONS[-1][-1]),
+                *((f"EPO-48 {name}", flags, None, None) for name, flags in GENETIC_OPERATORS.items()),
             )
         )
     ),
