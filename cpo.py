@@ -5,9 +5,9 @@ weighted by its own advantages; optionally, it is rewarded for being distinguish
 and sapg.py, then `diff sapg.py cpo.py`: what CPO adds is marked `# CPO` with the paper's equation. The rows to imitate
 are spread over SAPG's minibatches, so both algorithms take the same number of gradient steps.
 
-Shape letters: T num_steps, N environments of this process, A num_agents (the paper's M), n = N / A, D observation,
-U action, L latent, H lstm_size, M columns of a minibatch, P = (A - 1) n columns to imitate. Layout is always time-major
-(T, N, ...); a minibatch is a random set of columns, all T steps of each.
+Shape letters: T num_steps, N environments of this process, A num_agents (the paper's M), n = N / A, D observation, U
+action, L latent, H lstm_size, C off-policy columns, M columns of a minibatch, P = (A - 1) n columns to imitate. Layout
+is always time-major (T, N, ...); a minibatch is a random set of columns, all T steps of each.
 """
 
 import math
@@ -51,7 +51,7 @@ class Args:
     checkpoint_interval: int = 100
     """iterations between checkpoints; 0: only at the end and when stopped"""
     resume: Optional[str] = None
-    """run folder or checkpoint file to resume, with its flags; --total-timesteps may grow"""
+    """run folder or checkpoint file to resume, with its flags; a few may change, see docs/running.md"""
 
     # PPO
     num_steps: int = 16
@@ -193,7 +193,7 @@ def make_mlp(width, sizes):
 
 
 class Agent(nn.Module):
-    """Action distribution, and value in normalised units; one trunk for both unless --separate-critic."""
+    """All agents' network: action distribution, and value in normalised units; one trunk unless --separate-critic."""
 
     def __init__(self, num_obs, num_actions, args):
         super().__init__()
@@ -210,7 +210,7 @@ class Agent(nn.Module):
         self.actor = layer_init(nn.Linear(args.hidden_sizes[-1], num_actions))
         self.critic = layer_init(nn.Linear(args.hidden_sizes[-1], 1))
         self.critic_mlp = make_mlp(width, args.hidden_sizes) if args.separate_critic else None
-        self.actor_logstd = nn.Parameter(torch.zeros(args.num_agents, num_actions))
+        self.actor_logstd = nn.Parameter(torch.zeros(args.num_agents, num_actions))  # SAPG: one std per agent
 
     def encode(self, obs, agent_ids, dones, lstm_state):
         """obs (T, N, D), dones (T, N): whether obs begins an episode, lstm_state (1, N, 2H) before the first step.
@@ -251,25 +251,25 @@ class Agent(nn.Module):
 # ----------------------------------------------------------------------------------------------------------------------
 # Advantages and targets
 # ----------------------------------------------------------------------------------------------------------------------
-def compute_gae(rewards, values, next_values, dones, gamma, gae_lambda):
+def compute_gae(rewards, values, next_values, ends, gamma, gae_lambda):
     """Generalised advantage estimation (arXiv 1506.02438, Eq. 16), restarted at episode ends. All (T, N).
 
     next_values[t] is V of the state that action t led to: 0 where terminated, V(final_obs) where truncated.
-    dones[t] is True where action t ended an episode.
+    ends[t] is True where action t ended an episode.
     """
     deltas = rewards + gamma * next_values - values
     advantages, running = torch.zeros_like(rewards), torch.zeros_like(rewards[0])
     for t in reversed(range(len(rewards))):
-        running = deltas[t] + gamma * gae_lambda * running * ~dones[t]
+        running = deltas[t] + gamma * gae_lambda * running * ~ends[t]
         advantages[t] = running
     return advantages
 
 
-def n_step_returns(rewards, next_values, dones, gamma, n):
+def n_step_returns(rewards, next_values, ends, gamma, n):
     """Critic target r_t + ... + gamma^n V(s_{t+n}) (SAPG Eq. 5, EPO Eq. 6); shorter where episode or window end."""
     returns = rewards + gamma * next_values
     for _ in range(n - 1):
-        longer = rewards[:-1] + gamma * torch.where(dones[:-1], next_values[:-1], returns[1:])
+        longer = rewards[:-1] + gamma * torch.where(ends[:-1], next_values[:-1], returns[1:])
         returns = torch.cat([longer, returns[-1:]])
     return returns
 
@@ -487,11 +487,11 @@ def main(argv=None):
         }
         awac = awac_batch(agent, batch, rewards, next_obs, terminated, args)  # CPO Eq. 10
         # SAPG Eq. 3, 6: append what the leader learns from the followers
-        columns, learners = sample_offpolicy_columns(
+        off_columns, learners = sample_offpolicy_columns(
             agent_ids[0], args.num_agents, args.off_policy_ratio, args.aggregation
         )
-        if len(columns):
-            off = offpolicy_batch(agent, batch, rewards, next_obs, terminated, columns, learners, args)
+        if len(off_columns):
+            off = offpolicy_batch(agent, batch, rewards, next_obs, terminated, off_columns, learners, args)
             batch = {key: torch.cat([batch[key], off[key]], 1) for key in batch}  # (T or 1, N + C, ...)
         agent.value_rms.update(raw_values[:-1])  # from here on the value head's output is read in the new units
         agent.value_rms.update(returns)
@@ -569,7 +569,7 @@ def main(argv=None):
                         step_losses[f"losses/{name}"].append(term.mean())
             kl = harness.average(torch.stack(kls).mean()).item()
             group = optimizer.param_groups[0]
-            if epoch or args.num_minibatches > 1:  # before the first gradient step the KL says nothing
+            if epoch or args.num_minibatches > 1:  # with one minibatch, the first KL is taken before any step
                 group["lr"] = adapt_learning_rate(group["lr"], kl, args.kl_threshold)
         losses = {name: torch.stack(steps) for name, steps in step_losses.items()}
         run.check_finite(iteration, {"observations": obs, "rewards": rewards, **losses}, batch=batch, awac=awac)

@@ -6,8 +6,8 @@ child inherits the environments, the log-std and the entropy coefficient of the 
 Read ppo.py and sapg.py, then `diff sapg.py epo.py`: what EPO adds is marked `# EPO` with the paper's equation.
 
 Shape letters: T num_steps, N environments of this process, A num_agents, n = N / A, D observation, U action, L latent,
-H lstm_size, M columns of a minibatch. Layout is always time-major (T, N, ...); a minibatch is a random set of columns,
-all T steps of each.
+H lstm_size, C off-policy columns, M columns of a minibatch. Layout is always time-major (T, N, ...); a minibatch is a
+random set of columns, all T steps of each.
 """
 
 import math
@@ -50,7 +50,7 @@ class Args:
     checkpoint_interval: int = 100
     """iterations between checkpoints; 0: only at the end and when stopped"""
     resume: Optional[str] = None
-    """run folder or checkpoint file to resume, with its flags; --total-timesteps may grow"""
+    """run folder or checkpoint file to resume, with its flags; a few may change, see docs/running.md"""
 
     # PPO
     num_steps: int = 16
@@ -195,7 +195,7 @@ def make_mlp(width, sizes):
 
 
 class Agent(nn.Module):
-    """Action distribution, and value in normalised units; one trunk for both unless --separate-critic."""
+    """All agents' network: action distribution, and value in normalised units; one trunk unless --separate-critic."""
 
     def __init__(self, num_obs, num_actions, args):
         super().__init__()
@@ -212,7 +212,7 @@ class Agent(nn.Module):
         self.actor = layer_init(nn.Linear(args.hidden_sizes[-1], num_actions))
         self.critic = layer_init(nn.Linear(args.hidden_sizes[-1], 1))
         self.critic_mlp = make_mlp(width, args.hidden_sizes) if args.separate_critic else None
-        self.actor_logstd = nn.Parameter(torch.zeros(args.num_agents, num_actions))
+        self.actor_logstd = nn.Parameter(torch.zeros(args.num_agents, num_actions))  # SAPG: one std per agent
 
     def encode(self, obs, agent_ids, dones, lstm_state):
         """obs (T, N, D), dones (T, N): whether obs begins an episode, lstm_state (1, N, 2H) before the first step.
@@ -253,25 +253,25 @@ class Agent(nn.Module):
 # ----------------------------------------------------------------------------------------------------------------------
 # Advantages and targets
 # ----------------------------------------------------------------------------------------------------------------------
-def compute_gae(rewards, values, next_values, dones, gamma, gae_lambda):
+def compute_gae(rewards, values, next_values, ends, gamma, gae_lambda):
     """Generalised advantage estimation (arXiv 1506.02438, Eq. 16), restarted at episode ends. All (T, N).
 
     next_values[t] is V of the state that action t led to: 0 where terminated, V(final_obs) where truncated.
-    dones[t] is True where action t ended an episode.
+    ends[t] is True where action t ended an episode.
     """
     deltas = rewards + gamma * next_values - values
     advantages, running = torch.zeros_like(rewards), torch.zeros_like(rewards[0])
     for t in reversed(range(len(rewards))):
-        running = deltas[t] + gamma * gae_lambda * running * ~dones[t]
+        running = deltas[t] + gamma * gae_lambda * running * ~ends[t]
         advantages[t] = running
     return advantages
 
 
-def n_step_returns(rewards, next_values, dones, gamma, n):
+def n_step_returns(rewards, next_values, ends, gamma, n):
     """Critic target r_t + ... + gamma^n V(s_{t+n}) (SAPG Eq. 5, EPO Eq. 6); shorter where episode or window end."""
     returns = rewards + gamma * next_values
     for _ in range(n - 1):
-        longer = rewards[:-1] + gamma * torch.where(dones[:-1], next_values[:-1], returns[1:])
+        longer = rewards[:-1] + gamma * torch.where(ends[:-1], next_values[:-1], returns[1:])
         returns = torch.cat([longer, returns[-1:]])
     return returns
 
@@ -333,11 +333,11 @@ class Fitness(nn.Module):
 
     def __init__(self, num_envs, num_agents, device):
         super().__init__()
-        self.blocks = (num_agents, num_envs // num_agents)
+        self.blocks = (num_agents, num_envs // num_agents)  # (A, n)
         self.register_buffer("score", torch.zeros(num_envs, device=device))
         self.register_buffer("valid", torch.zeros(num_envs, dtype=torch.bool, device=device))  # score is of this genome
         self.register_buffer("fresh", torch.ones(num_envs, dtype=torch.bool, device=device))  # episode began with it
-        self.register_buffer("finished", torch.zeros(2, dtype=torch.long, device=device))  # all, before the last GA
+        self.register_buffer("finished", torch.zeros(2, dtype=torch.long, device=device))  # ever; by the last GA
 
     def record(self, episode, ended):
         """episode: `info["episode"]` of a step, done and objective (N,). ended (N,): shortened first ones too."""
@@ -362,7 +362,7 @@ class Fitness(nn.Module):
         """Forget the scores of `agents` (ids), whose episodes will not count unless they begin now: begins (N,)."""
         self.valid.view(self.blocks)[agents] = False
         self.fresh.view(self.blocks)[agents] = begins.view(self.blocks)[agents]
-        self.finished[1] = self.finished[0]
+        self.finished[1] = self.finished[0]  # for episodes()
 
 
 def fitness_spread(fitness, floor):
@@ -384,7 +384,7 @@ def genetic_algorithm_step(latents, fitness, optimizer, args):
     order = LEADER + 1 + fitness[LEADER + 1 :].argsort(descending=True, stable=True)  # (A - 1,)
     num_elites = args.num_elites or args.num_agents - 2
     elites, replaced = order[:num_elites], order[num_elites:]
-    lineage = []
+    adam, lineage = optimizer.state[latents], []
     for child in replaced.tolist():
         # 2. Parents: two different elites, uniformly
         i, j = elites[torch.randperm(len(elites))[:2].to(elites.device)].tolist()
@@ -399,11 +399,10 @@ def genetic_algorithm_step(latents, fitness, optimizer, args):
         noise = args.mutation_std * torch.randn_like(latents[i])
         latents[child] = weight * latents[i] + (1 - weight) * latents[j] + noise
         # 5. In Adam, a new latent has no momentum, and the second moment of its parents
-        state = optimizer.state[latents]
-        state["exp_avg"][child] = 0.0
-        state["exp_avg_sq"][child] = 0.5 * (state["exp_avg_sq"][i] + state["exp_avg_sq"][j])
+        adam["exp_avg"][child] = 0.0
+        adam["exp_avg_sq"][child] = 0.5 * (adam["exp_avg_sq"][i] + adam["exp_avg_sq"][j])
         lineage.append((child, i, j))
-    harness.share([latents, *optimizer.state[latents].values()])  # rank 0's children are everybody's
+    harness.share([latents, *adam.values()])  # rank 0's children are everybody's
     return harness.from_rank_0(lineage)
 
 
@@ -443,28 +442,30 @@ def main(argv=None):
 
     obs[0], dones[0] = env.reset(), True
     episodes = harness.EpisodeStatistics(N, args.num_agents, device)
-    fitness, lineage_stats = Fitness(N, args.num_agents, device), harness.LineageStats()  # EPO
+    scores, lineage_stats = Fitness(N, args.num_agents, device), harness.LineageStats()  # EPO
     state = {
         "agent": agent, "optimizer": optimizer, "env": env, "episodes": episodes,
         "obs": obs[0], "dones": dones[0], "lstm_state": lstm_state,  # views: written in place below
-        "fitness": fitness, "lineage_stats": lineage_stats,  # EPO
+        "fitness": scores, "lineage_stats": lineage_stats,  # EPO
     }  # fmt: skip
     run = harness.Run(args, state, saved)
-    fitness.fresh |= dones[0]  # EPO: a resumed run may begin all episodes anew
+    scores.fresh |= dones[0]  # EPO: where resuming could not restore the episodes, all begin now, and count
     global_step = run.global_step
     for iteration in range(run.iteration + 1, args.num_iterations + 1):
         # --------------------------------------------------------------------------------------------------------------
         # EPO: evolution
         # --------------------------------------------------------------------------------------------------------------
-        agent_fitness, lineage, evolution = fitness.per_agent(), [], {}
+        agent_fitness, lineage, evolution = scores.per_agent(), [], {}
         gap, scale = fitness_spread(agent_fitness, getattr(env, "fitness_floor", 1.0))
-        episodes_ever, episodes_since = fitness.episodes()
-        fires = episodes_since >= args.ga_interval if args.ga_interval else gap > args.ga_threshold * scale  # EPO Eq. 3
+        episodes_ever, episodes_since = scores.episodes()
+        due = gap > args.ga_threshold * scale  # EPO Eq. 3
+        if args.ga_interval:
+            due = episodes_since >= args.ga_interval
         if gap.isfinite():  # every follower's fitness is known
             lineage_stats.complete(agent_fitness)
-            if fires and episodes_ever >= args.ga_warmup:
+            if due and episodes_ever >= args.ga_warmup:
                 lineage = genetic_algorithm_step(agent.latents, agent_fitness, optimizer, args)
-                fitness.new_genomes([child for child, _, _ in lineage], dones[0])
+                scores.new_genomes([child for child, _, _ in lineage], dones[0])
                 evolution["evolution/lineage"] = lineage_stats.record(lineage, agent_fitness)
 
         # --------------------------------------------------------------------------------------------------------------
@@ -488,7 +489,7 @@ def main(argv=None):
                         info["final_obs"][None, ids], agent_ids[:, ids], no_dones, next_lstm_state[:, ids]
                     )[0]
                 episodes.record(info["episode"])
-                fitness.record(info["episode"], dones[t + 1])  # EPO Algorithm 1, line 9
+                scores.record(info["episode"], dones[t + 1])  # EPO Algorithm 1, line 9
             values[T] = agent.get_value(obs[T:], agent_ids, dones[T:], next_lstm_state)
         global_step += T * args.num_envs
         harness.share_curriculum(env)
@@ -520,11 +521,11 @@ def main(argv=None):
             "is_offpolicy": torch.zeros_like(returns),  # SAPG Eq. 4
         }
         # SAPG Eq. 3, 6: append what the leader learns from the followers
-        columns, learners = sample_offpolicy_columns(
+        off_columns, learners = sample_offpolicy_columns(
             agent_ids[0], args.num_agents, args.off_policy_ratio, args.aggregation
         )
-        if len(columns):
-            off = offpolicy_batch(agent, batch, rewards, next_obs, terminated, columns, learners, args)
+        if len(off_columns):
+            off = offpolicy_batch(agent, batch, rewards, next_obs, terminated, off_columns, learners, args)
             batch = {key: torch.cat([batch[key], off[key]], 1) for key in batch}  # (T or 1, N + C, ...)
         agent.value_rms.update(raw_values[:-1])  # from here on the value head's output is read in the new units
         agent.value_rms.update(returns)
@@ -578,7 +579,7 @@ def main(argv=None):
                         step_losses[f"losses/{name}"].append(term.mean())
             kl = harness.average(torch.stack(kls).mean()).item()
             group = optimizer.param_groups[0]
-            if epoch or args.num_minibatches > 1:  # before the first gradient step the KL says nothing
+            if epoch or args.num_minibatches > 1:  # with one minibatch, the first KL is taken before any step
                 group["lr"] = adapt_learning_rate(group["lr"], kl, args.kl_threshold)
         losses = {name: torch.stack(steps) for name, steps in step_losses.items()}
         run.check_finite(iteration, {"observations": obs, "rewards": rewards, **losses}, batch=batch)
@@ -604,8 +605,7 @@ def main(argv=None):
             "perf/update_s": time.perf_counter() - update_start,
             # EPO
             **evolution, **lineage_stats.scalars(),
-            "evolution/fired": bool(lineage),
-            "evolution/replaced": len(lineage),
+            "evolution/fired": bool(lineage), "evolution/replaced": len(lineage),
             "evolution/fitness_gap": gap,
             "evolution/threshold": args.ga_threshold * scale,
             "evolution/fitness_best": agent_fitness[LEADER + 1 :].nanquantile(1.0),

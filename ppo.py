@@ -47,7 +47,7 @@ class Args:
     checkpoint_interval: int = 100
     """iterations between checkpoints; 0: only at the end and when stopped"""
     resume: Optional[str] = None
-    """run folder or checkpoint file to resume, with its flags; --total-timesteps may grow"""
+    """run folder or checkpoint file to resume, with its flags; a few may change, see docs/running.md"""
 
     # PPO
     num_steps: int = 16
@@ -198,25 +198,25 @@ class Agent(nn.Module):
 # ----------------------------------------------------------------------------------------------------------------------
 # Advantages and targets
 # ----------------------------------------------------------------------------------------------------------------------
-def compute_gae(rewards, values, next_values, dones, gamma, gae_lambda):
+def compute_gae(rewards, values, next_values, ends, gamma, gae_lambda):
     """Generalised advantage estimation (arXiv 1506.02438, Eq. 16), restarted at episode ends. All (T, N).
 
     next_values[t] is V of the state that action t led to: 0 where terminated, V(final_obs) where truncated.
-    dones[t] is True where action t ended an episode.
+    ends[t] is True where action t ended an episode.
     """
     deltas = rewards + gamma * next_values - values
     advantages, running = torch.zeros_like(rewards), torch.zeros_like(rewards[0])
     for t in reversed(range(len(rewards))):
-        running = deltas[t] + gamma * gae_lambda * running * ~dones[t]
+        running = deltas[t] + gamma * gae_lambda * running * ~ends[t]
         advantages[t] = running
     return advantages
 
 
-def n_step_returns(rewards, next_values, dones, gamma, n):
+def n_step_returns(rewards, next_values, ends, gamma, n):
     """Critic target r_t + ... + gamma^n V(s_{t+n}) (SAPG Eq. 5, EPO Eq. 6); shorter where episode or window end."""
     returns = rewards + gamma * next_values
     for _ in range(n - 1):
-        longer = rewards[:-1] + gamma * torch.where(dones[:-1], next_values[:-1], returns[1:])
+        longer = rewards[:-1] + gamma * torch.where(ends[:-1], next_values[:-1], returns[1:])
         returns = torch.cat([longer, returns[-1:]])
     return returns
 
@@ -354,7 +354,7 @@ def main(argv=None):
                         step_losses[f"losses/{name}"].append(term.mean())
             kl = harness.average(torch.stack(kls).mean()).item()
             group = optimizer.param_groups[0]
-            if epoch or args.num_minibatches > 1:  # before the first gradient step the KL says nothing
+            if epoch or args.num_minibatches > 1:  # with one minibatch, the first KL is taken before any step
                 group["lr"] = adapt_learning_rate(group["lr"], kl, args.kl_threshold)
         losses = {name: torch.stack(steps) for name, steps in step_losses.items()}
         run.check_finite(iteration, {"observations": obs, "rewards": rewards, **losses}, batch=batch)
