@@ -119,7 +119,7 @@ def print_table(rows):
     print(f"\n| | {' | '.join(names)} |\n|-{'|-' * len(names)}|")
     for quantity, size in dict.fromkeys(row[2:4] for row in rows if row[2] != "pca" or row[3] in SIZES):
         columns = [values[quantity, size, name] for name in names]
-        print(f"| {quantity} {size or ''} |", *(f"{np.mean(x):.3f} ± {np.std(x):.3f} |" for x in columns))
+        print(f"| {quantity} {size or ''} |", *(f"{np.mean(x):.3f} ± {np.std(x, ddof=1):.3f} |" for x in columns))
 
 
 def draw(rows, title, path):
