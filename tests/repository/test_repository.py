@@ -27,6 +27,7 @@ TESTS = sorted(ROOT.glob("tests/**/*.py"))
 TEXTS = [*SOURCES, *TESTS, ROOT / "LICENSE", ROOT / ".ci" / "run", ROOT / ".gitignore"]
 PROSE = ("*.md", "docs/**/*.md", "benchmarks/**/*.md", "*.txt", "*.toml")
 TEXTS += [path for pattern in PROSE for path in ROOT.glob(pattern)]
+DOCUMENTS = [path for pattern in PROSE[:3] for path in ROOT.glob(pattern)] + [ROOT / "policies" / "README.md"]
 HARNESS = sorted(ROOT.glob("harness/**/*.py"))
 
 every_script = pytest.mark.parametrize("script", SCRIPTS)
@@ -372,6 +373,23 @@ def test_the_documents_list_every_task():
         assert (int(num_obs), int(num_actions)) == (task.num_obs, task.num_actions)
         assert int(re.match(r"\d+", steps).group()) == task.max_episode_steps
         assert engine.lower().endswith(task.engine_name)
+
+
+def headings(path):
+    """The anchors that GitHub gives a document's headings."""
+    text = re.sub(r"^```.*?^```", "", path.read_text(), flags=re.MULTILINE | re.DOTALL)
+    titles = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return [re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles]
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_lead_somewhere(path):
+    for link in re.findall(r"\]\(\s*([^)\s]+)", path.read_text()):
+        if not link.startswith("https://"):
+            name, _, anchor = link.partition("#")
+            target = path.parent / name if name else path
+            assert target.exists(), link
+            assert not anchor or headings(target).count(anchor) == 1, link
 
 
 def test_the_documents_give_the_true_defaults():
