@@ -372,7 +372,7 @@ EXPERIMENTS = {
     "moat_24576": batch_scaling("Moat", 24_576, 0.025, 6_144, more=(768, 24_576)),
     # With five seeds populations looked better here than PPO; ten more have no part in that
     "grasp_1536": batch_scaling("Grasp", 1_536, 0.005, 768, small_seeds=range(0, 15)),
-    "grasp_24576": batch_scaling("Grasp", 24_576, 0.005, 6_144),
+    "grasp_24576": batch_scaling("Grasp", 24_576, 0.005, 6_144, more=(768,)),
     "ant_populations": robot("Ant", RETURN),
     "allegro_hand_populations": robot("AllegroHand", OBJECTIVE),
     # How far does AllegroKukaRegrasping come in about an hour of one core?
