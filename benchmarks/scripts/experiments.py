@@ -389,7 +389,7 @@ EXPERIMENTS = {
             # what a grasp needs: less noise, but not before the policy has learned to reach
             Variant(
                 "5 epochs, less and less noise", "ppo.py", "--update-epochs 5 --ent-coef -0.001",
-                total_timesteps=26_000_000,
+                total_timesteps=48_000_000,
             ),
         ),
     ),
