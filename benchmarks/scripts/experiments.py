@@ -375,7 +375,7 @@ EXPERIMENTS = {
     "grasp_24576": batch_scaling("Grasp", 24_576, 0.005, 6_144, more=(768,)),
     "ant_populations": robot("Ant", RETURN),
     "allegro_hand_populations": robot("AllegroHand", OBJECTIVE),
-    # How far does AllegroKukaRegrasping come in about an hour of one core?
+    # How far does AllegroKukaRegrasping come in one to three hours of one core?
     "allegro_kuka": Experiment(
         env_id="AllegroKukaRegrasping",
         total_timesteps=15_000_000,
