@@ -358,7 +358,7 @@ EXPERIMENTS = {
     ),
     "grasp_selection": on_grasp(
         tuple(
-            sized(name, "epo.py", 48, 3_072, 768, "768 rows", f"--max-ent-coef 0.005 --num-elites 24 {flags}".strip(),
+            sized(name, "epo.py", 48, 3_072, 768, "768 rows", f"--max-ent-coef 0.005 --num-elites 24 {flags}",
                   seeds, env_id)
             for name, flags, seeds, env_id in (
                 ("EPO-48", "", range(0, 10), None),

@@ -4,8 +4,8 @@
 
 `epo.py` takes its fitness from the objectives that the environments report. Here each follower's environments report
 the objectives of a randomly drawn follower, drawn anew for every 128 steps. So the followers' fitness has the spread
-that it would have, but who survives a generation is left to chance. The leader's
-environments, and all returns, stay true: `charts/leader_objective` is comparable with that of the toy itself.
+that it would have, but who survives a generation is left to chance. The leader's environments, and all returns, stay
+true: `charts/leader_objective` is comparable with that of the toy itself.
 """
 
 import torch
