@@ -11,7 +11,7 @@ import torch
 import envs
 from envs.models import franka as robot
 from envs.tasks import franka_cube as task
-from tests.envs.still_engine import StillEngine
+from tests.envs.helpers import StillEngine
 
 IDS = ["FrankaCubePush", "FrankaCubeStack"]
 both = pytest.mark.parametrize("env_id", IDS)

@@ -13,7 +13,7 @@ from envs.models import allegro_hand as robot
 from envs.models import in_hand_scene as scene
 from envs.tasks import in_hand as task
 from envs.rotations import multiply
-from tests.envs.still_engine import StillEngine
+from tests.envs.helpers import StillEngine
 
 TURN_X = [math.sqrt(0.5), math.sqrt(0.5), 0.0, 0.0]  # 90 degrees about x
 TURN_Z = [math.sqrt(0.5), 0.0, 0.0, math.sqrt(0.5)]

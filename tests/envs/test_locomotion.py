@@ -12,7 +12,7 @@ import envs
 from envs.models import ant, humanoid
 from envs.models.walker import SUBSTEPS
 from envs.tasks import locomotion as task
-from tests.envs.still_engine import StillEngine
+from tests.envs.helpers import StillEngine
 
 BOTH = pytest.mark.parametrize("env_id", ["Ant", "Humanoid"])
 ROBOTS = {"Ant": ant, "Humanoid": humanoid}

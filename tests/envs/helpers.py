@@ -1,7 +1,49 @@
-"""A stand-in for a physics engine, in which nothing moves."""
+"""What tests of tasks and robots share: environments and poses to begin with, and an engine in which nothing moves."""
 
 import mujoco
+import numpy as np
 import torch
+
+import envs
+
+
+def started(env_id, num_envs=2, seed=1):
+    """A task after its first reset."""
+    env = envs.make(env_id, num_envs, seed=seed)
+    env.reset()
+    return env
+
+
+def random_actions(env, num_steps, seed=0):
+    """Uniform actions (num_steps, N, U) in [-1, 1]."""
+    size = (num_steps, env.num_envs, env.num_actions)
+    return 2.0 * torch.rand(size, generator=torch.Generator().manual_seed(seed)) - 1.0
+
+
+def turn(angle, axis):
+    """Quaternion w, x, y, z of a turn by `angle` (rad) about a world axis (0, 1 or 2)."""
+    quaternion = [np.cos(angle / 2), 0.0, 0.0, 0.0]
+    quaternion[1 + axis] = np.sin(angle / 2)
+    return quaternion
+
+
+def simulate(model, data, seconds):
+    for _ in range(round(seconds / model.opt.timestep)):
+        mujoco.mj_step(model, data)
+
+
+def touching(model, data):
+    """The pairs of bodies in contact, as a list of sets of names."""
+    return [{model.body(model.geom_bodyid[geom]).name for geom in contact.geom} for contact in data.contact]
+
+
+def data_of(env, index):
+    """MuJoCo's own model and data of an environment's present state, kinematics and contacts included."""
+    model = env.engine.models[index % len(env.engine.models)]
+    data = mujoco.MjData(model)
+    data.qpos[:], data.qvel[:] = env.engine.qpos[index].double(), env.engine.qvel[index].double()
+    mujoco.mj_forward(model, data)
+    return model, data
 
 
 class Specs:
