@@ -1,7 +1,8 @@
 """What tests of tasks and robots share: environments and poses to begin with, and an engine in which nothing moves."""
 
+import math
+
 import mujoco
-import numpy as np
 import torch
 
 import envs
@@ -22,8 +23,8 @@ def random_actions(env, num_steps, seed=0):
 
 def turn(angle, axis):
     """Quaternion w, x, y, z of a turn by `angle` (rad) about a world axis (0, 1 or 2)."""
-    quaternion = [np.cos(angle / 2), 0.0, 0.0, 0.0]
-    quaternion[1 + axis] = np.sin(angle / 2)
+    quaternion = [math.cos(angle / 2), 0.0, 0.0, 0.0]
+    quaternion[1 + axis] = math.sin(angle / 2)
     return quaternion
 
 
