@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-import ppo
 from benchmarks.scripts import diversity
 from tests.conftest import TINY, Drift
 

@@ -18,13 +18,12 @@ import epo
 import ppo
 import sapg
 from harness import diagnostics
-from tests.conftest import TINY_POPULATION
+from tests.conftest import TINY_POPULATION, Drift, every_population, every_script
+from tests.algorithms.test_math import fitness_of
 from tests.algorithms.reference_loss import assert_gradients, gae, n_step_targets, play
 
 pytestmark = pytest.mark.usefixtures("float64")
 
-every_script = pytest.mark.parametrize("script", [ppo, sapg, cpo, epo], ids=lambda script: script.__name__)
-every_population = pytest.mark.parametrize("script", [sapg, cpo, epo], ids=lambda script: script.__name__)
 POLICY_ONLY = "--vf-coef 0 --bounds-coef 0"
 AS_SAPG = {sapg: "", epo: "", cpo: "--awac-coef 0 --aggregation leader-follower"}  # what all three share
 ON_POLICY = {script: f"{flags} --off-policy-ratio 0" for script, flags in AS_SAPG.items()}
@@ -560,10 +559,6 @@ def test_cpo_eq_25_reverse_kl(train, monkeypatch, frozen):
 # ---------------------------------------------------------------- EPO: the genetic algorithm
 
 
-def fitness_of(*numbers):
-    return torch.tensor([float(number) for number in numbers])
-
-
 @pytest.mark.parametrize("followers", [
     (2, 10, 4), (1, 2, 10, 12), (5, 1, 3, 2, 4), (-2, -10, -4), (-1, 0, 1), (0.5, 0.25, 0.375)
 ])  # fmt: skip
@@ -582,6 +577,13 @@ def test_epo_eq_3_when_fitness_has_spread(followers, gamma):
         assert unit.item() == (median if median > floor else max(abs(median), floor))
         if median > floor:
             assert bool(gap > gamma * unit) == (difference > gamma * median)
+
+
+@pytest.mark.parametrize("floor, fires", [(0.01, True), (1e6, False)])
+def test_epo_eq_3_has_the_tasks_own_floor(train, monkeypatch, floor, fires):
+    """EPO Eq. 3 at a median near 0: `fitness_floor` is the task's. epo.py: main(), below EPO Eq. 3."""
+    monkeypatch.setattr(Drift, "fitness_floor", floor)
+    assert bool(train(epo, f"{TINY_POPULATION} --total-timesteps 1296 --ga-threshold 0.2").generations) == fires
 
 
 def test_epo_eq_3_is_strict(train, monkeypatch):

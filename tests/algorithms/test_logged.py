@@ -19,12 +19,9 @@ from tests.algorithms.reference_loss import (
     evaluate, gaussian_kl, learning_data, minibatch_rows, network, owner, play, windows,
 )  # fmt: skip
 from tests.algorithms.test_equations import LEADER, clip, clipped_surrogate, critic_error, entropy, mean
-from tests.conftest import TINY_POPULATION
+from tests.conftest import TINY_POPULATION, every_population, every_script
 
 pytestmark = pytest.mark.usefixtures("float64")
-
-every_script = pytest.mark.parametrize("script", [ppo, sapg, cpo, epo], ids=lambda script: script.__name__)
-every_population = pytest.mark.parametrize("script", [sapg, cpo, epo], ids=lambda script: script.__name__)
 
 
 def approx(number):

@@ -11,10 +11,7 @@ import cpo
 import epo
 import ppo
 import sapg
-from tests.conftest import DRIFT, TINY, TINY_POPULATION, parse, tuned
-
-every_script = pytest.mark.parametrize("script", [ppo, sapg, cpo, epo], ids=lambda script: script.__name__)
-every_population = pytest.mark.parametrize("script", [sapg, cpo, epo], ids=lambda script: script.__name__)
+from tests.conftest import DRIFT, FLAGS, TINY, TINY_POPULATION, every_population, every_script, parse, tuned
 
 
 def column(*numbers):
@@ -225,7 +222,7 @@ def test_gradients_stay_finite_for_actions_that_were_hardly_possible(train, scri
         return agent
 
     monkeypatch.setattr(script, "Agent", surprised)
-    run = train(script, TINY if script is ppo else TINY_POPULATION)
+    run = train(script, FLAGS[script])
     assert len(run.logged) == 3 and all(log["losses/policy_loss"] > 1e6 for log in run.logged)
     assert all(grad.isfinite().all() for minibatch in run.minibatches for grad in minibatch.grads.values())
 
