@@ -268,7 +268,7 @@ def make_env(args):
     with distributed.Rank0First():
         if args.device == "cpu" and args.engine != "isaacgym" and args.env_id in envs.TASKS:
             check_memory(args, make_checked(*flags, 1, *rest))  # one world tells what all of them need
-        env = make_checked(*flags, num_envs, *rest, staggered=True)
+        env = make_checked(*flags, num_envs, *rest, training=True)
         check_memory(args, env)
     engine = getattr(env, "engine_name", "its own")
     if engine == "mujoco" and args.device != "cpu":
