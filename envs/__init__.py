@@ -18,6 +18,9 @@ TASKS = {
     "AllegroKukaRegrasping": "envs.tasks.allegro_kuka:AllegroKukaRegrasping",
     "AllegroKukaReorientation": "envs.tasks.allegro_kuka:AllegroKukaReorientation",
     "AllegroKukaThrow": "envs.tasks.allegro_kuka:AllegroKukaThrow",
+    **{name: f"envs.tasks.allegro_kuka_held_starts:{name}" for name in (
+        "AllegroKukaRegraspingHeldStarts", "AllegroKukaReorientationHeldStarts",
+    )},
     **{name: f"envs.tasks.allegro_kuka_two_arms:{name}" for name in (
         "AllegroKukaTwoArmsRegrasping", "AllegroKukaTwoArmsReorientation", "AllegroKukaTwoArmsReorientationBarrier",
         "AllegroKukaTwoArmsReorientationHole", "AllegroKukaTwoArmsReorientationPartition",
@@ -131,11 +134,11 @@ def check_versions():
         raise ValueError(f"mujoco {mujoco} and mujoco-warp {warp} differ: pip install -r requirements-gpu.txt")
 
 
-def make(env_id, num_envs, device="cpu", seed=1, engine="auto", staggered=False):
+def make(env_id, num_envs, device="cpu", seed=1, engine="auto", training=False):
     """Makes `num_envs` copies of a task on `device`. Raises ValueError for an unknown id or engine.
 
-    staggered: begin the first episodes at different points of their clock, as a training should; see `VectorEnv.reset`.
-    Isaac Gym and classes that are no VectorEnv ignore it.
+    training: whether episodes begin as in training, where first episodes are staggered (see `VectorEnv.reset`) and a
+    task may have starts of its own. Isaac Gym and classes that are no VectorEnv ignore it.
     """
     check_env_id(env_id)
     engine = find_engine(engine, env_id, device)
@@ -148,5 +151,5 @@ def make(env_id, num_envs, device="cpu", seed=1, engine="auto", staggered=False)
         task = find_class(env_id)
         env = task(num_envs, device, seed, engine=engine) if engine else task(num_envs, device, seed)
     if isinstance(env, VectorEnv):
-        env.staggered = staggered
+        env.training = training
     return env

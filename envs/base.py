@@ -33,7 +33,7 @@ class VectorEnv:
     fitness_floor = 1.0  # stands in for the followers' median fitness in EPO Eq. 3 where that is smaller
     engine = None  # the engine of envs/engines that steps the physics, if the task uses one
     frame_rate = 60  # control steps per second, for videos
-    staggered = False  # whether `reset` spreads the clocks; `envs.make` sets it
+    training = False  # whether episodes begin as in training, not as in an evaluation; `envs.make` sets it
     resumes_exactly = True  # whether `load_state_dict` restores the running episodes
     curriculum: Tuple[str, ...] = ()  # names of the tensors that a curriculum changes; an evaluation copies them
 
@@ -57,12 +57,12 @@ class VectorEnv:
     def reset(self):
         """Start a new episode everywhere. Returns obs (N, D) float32.
 
-        Where `staggered`, the clocks (`episode_step`) start evenly spread over `max_episode_steps`, so that the time
-        limit does not end all episodes in the same step (2511.21011). These first episodes are shortened. Not where
+        In `training` the clocks (`episode_step`) start evenly spread over `max_episode_steps`, so that the time limit
+        does not end all episodes in the same step (2511.21011). These first episodes are shortened. Not where
         there is no limit: sys.maxsize.
         """
         self._begin_episodes(torch.ones(self.num_envs, dtype=torch.bool, device=self.device))
-        if self.staggered and self.max_episode_steps < sys.maxsize:
+        if self.training and self.max_episode_steps < sys.maxsize:
             indices = torch.arange(self.num_envs, dtype=torch.float64, device=self.device)
             share = indices * GOLDEN_RATIO % 1.0  # evenly spread over any block of environments, an agent's too
             self.episode_step.copy_((share * self.max_episode_steps).long())

@@ -114,9 +114,9 @@ def check_resumable(args, saved):
 
 
 def make_env(args):
-    """The environments of this process, the clocks of their first episodes spread; says what steps them."""
+    """The environments of this process, for training; says what steps them."""
     num_envs, seed = args.num_envs // distributed.WORLD_SIZE, (args.seed + distributed.SEED_OFFSET) % 2**32
-    env = envs.make(args.env_id, num_envs, args.device, seed, args.engine, staggered=True)
+    env = envs.make(args.env_id, num_envs, args.device, seed, args.engine, training=True)
     engine = getattr(env, "engine_name", "its own")
     if engine == "mujoco" and args.device != "cpu":
         engine += " on the CPU (for MuJoCo Warp on the GPU: pip install -r requirements-gpu.txt)"
