@@ -84,6 +84,8 @@ class Args:
     """widths of the MLP's hidden layers, ELU after each (IsaacGymEnvs' Ant)"""
     separate_critic: bool = False
     """give the value an MLP of its own (SAPG's text); off: one trunk for policy and value (released code)"""
+    init_std: float = 1.0
+    """initial standard deviation of the actions (released code: 1)"""
     lstm: bool = False
     """put LSTM and LayerNorm before the MLP (released code of all three papers, for AllegroKuka)"""
     lstm_size: int = 768
@@ -186,7 +188,7 @@ class Agent(nn.Module):
         self.actor = layer_init(nn.Linear(args.hidden_sizes[-1], num_actions))
         self.critic = layer_init(nn.Linear(args.hidden_sizes[-1], 1))
         self.critic_mlp = make_mlp(width, args.hidden_sizes) if args.separate_critic else None
-        self.actor_logstd = nn.Parameter(torch.zeros(args.num_agents, num_actions))  # SAPG: one std per agent
+        self.actor_logstd = nn.Parameter(torch.full((args.num_agents, num_actions), math.log(args.init_std)))  # SAPG: one std per agent
 
     def encode(self, obs, agent_ids, dones, lstm_state):
         """obs (T, N, D), dones (T, N): whether obs begins an episode (None: never), lstm_state (1, N, 2H) before it.

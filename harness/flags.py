@@ -15,8 +15,10 @@ from harness.hyperparameters import CPU
 from harness.run import script_name
 
 MAY_CHANGE = "total_timesteps checkpoint_interval diagnostics_interval resume cuda device num_iterations".split()
+WRAP = dict(subsequent_indent="    ", break_on_hyphens=False)
 POSITIVE = (
     "num_envs total_timesteps num_steps num_minibatches update_epochs num_agents lstm_size reward_scale max_grad_norm"
+    " init_std"
 ).split()
 
 
@@ -54,10 +56,10 @@ def parse_args(Args, tuned, check_args=None, argv=None):
     if saved:
         check_resumable(args, saved)
     changed = {k: getattr(args, k) for k in names if k == "env_id" or getattr(args, k) != getattr(Args, k)}
-    print(textwrap.fill(f"{script_name(Args)}.py {spell(changed)}", 120, subsequent_indent="    "))
+    print(textwrap.fill(f"{script_name(Args)}.py {spell(changed)}", 120, **WRAP))
     if cpu_row:
         larger = {k: v for k, v in tuned_row.items() if k in cpu_row and getattr(args, k) == cpu_row[k] != v}
-        print(textwrap.fill(f"sized for a CPU; for a GPU: {spell(larger)}", 120, subsequent_indent="    "))
+        print(textwrap.fill(f"sized for a CPU; for a GPU: {spell(larger)}", 120, **WRAP))
     return args, saved
 
 
