@@ -8,8 +8,8 @@ from torch.distributions import kl_divergence
 
 from harness import distributed
 
-LEADER = 0
-MAX_LOG_RATIO = 20.0
+LEADER = 0  # the agent that learns from all others
+MAX_LOG_RATIO = 20.0  # cap on log(pi_new / pi_old), against overflow; no useful ratio comes near it
 INPUTS = ("obs", "agent_ids", "dones", "lstm_state", "actions")  # of Agent.get_action_and_value
 
 

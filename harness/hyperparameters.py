@@ -36,11 +36,11 @@ RL_GAMES = dict(  # its configurations for EnvPool's MuJoCo tasks; minibatches o
 TOY = dict(  # ours
     num_envs=3_072, num_steps=16, num_minibatches=4, update_epochs=2, kl_threshold=0.016, hidden_sizes=(64, 64),
 )  # fmt: skip
+STARTS = ("", "HeldStarts")
 OBSTACLES = ("", "Barrier", "Hole", "Partition")
 PPO = {
     "AllegroHand": dict(IN_HAND, hidden_sizes=(512, 256, 128)),
-    "AllegroKukaRegrasping": ALLEGRO_KUKA,
-    "AllegroKukaReorientation": ALLEGRO_KUKA,
+    **{f"AllegroKuka{task}{starts}": ALLEGRO_KUKA for task in ("Regrasping", "Reorientation") for starts in STARTS},
     "AllegroKukaThrow": ALLEGRO_KUKA,
     "AllegroKukaTwoArmsRegrasping": ALLEGRO_KUKA,
     **{f"AllegroKukaTwoArmsReorientation{obstacle}": ALLEGRO_KUKA for obstacle in OBSTACLES},
@@ -77,7 +77,8 @@ POPULATION = dict(
     num_envs=960, num_steps=16, num_minibatches=15, clip_vloss=True, hidden_sizes=(256, 128, 64), max_ent_coef=0.001,
 )  # fmt: skip
 SAPG = merge(PPO, {
-    "AllegroKukaReorientation": dict(max_ent_coef=0.0025),  # half of CPO's 0.005; with two arms of 0.002, as released
+    # half of CPO's 0.005; with two arms of 0.002, as released
+    **{f"AllegroKukaReorientation{starts}": dict(max_ent_coef=0.0025) for starts in STARTS},
     **{f"AllegroKukaTwoArmsReorientation{obstacle}": dict(max_ent_coef=0.001) for obstacle in OBSTACLES},
     **{task: dict(max_ent_coef=0.001) for task in ("Anymal", "Humanoid")},
     **{task: dict(max_ent_coef=0.0025) for task in ("FrankaCubePush", "FrankaCubeStack", "ShadowHand")},

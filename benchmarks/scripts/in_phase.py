@@ -10,7 +10,7 @@ class InPhase:
     """Mixed into a task: its clocks all start at 0, in training too."""
 
     def reset(self):
-        self.staggered = False
+        self.training = False
         return super().reset()
 
 

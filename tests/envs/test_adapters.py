@@ -143,7 +143,7 @@ def test_a_truncated_episode(env_id):
 @pytest.mark.parametrize("env_id", ["envpool:Pendulum-v1", "gymnasium:Pendulum-v1"])
 def test_first_episodes_are_staggered(env_id):
     """At the end of a shortened episode the library knows of no end: cos, sin and velocity begin anew all the same."""
-    env = envs.make(env_id, 4, staggered=True)
+    env = envs.make(env_id, 4, training=True)
     obs, clock = env.reset(), [0, 123, 47, 170]
     assert env.episode_step.tolist() == clock
     for t in range(1, 601):

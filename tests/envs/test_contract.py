@@ -540,7 +540,7 @@ def test_moat_starts():
 
 
 def staggered(env_id, num_envs):
-    env = envs.make(env_id, num_envs, staggered=True)
+    env = envs.make(env_id, num_envs, training=True)
     return env, env.reset()
 
 

@@ -498,7 +498,7 @@ def test_comparison_with_the_released_code(tmp_path, capsys):
 
 
 def test_in_phase_tasks_ignore_staggering():
-    env = envs.make("benchmarks.scripts.in_phase:AllegroHand", 2, staggered=True)
+    env = envs.make("benchmarks.scripts.in_phase:AllegroHand", 2, training=True)
     env.reset()
     assert not env.episode_step.any()
 

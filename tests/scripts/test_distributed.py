@@ -54,7 +54,7 @@ class Fixed(Drift):
         self.difficulty = torch.tensor(1.0 + distributed.RANK)
 
     def reset(self):
-        self.staggered = False  # over the environments of a process, others than over those of a single one
+        self.training = False  # over the environments of a process, others than over those of a single one
         return super().reset()
 
     def reset_where(self, mask):

@@ -144,7 +144,7 @@ class Counting(VectorEnv):
 def test_only_whole_episodes_count_and_all_begin_without_memory():
     agent = ppo.Agent(1, 1, ppo.Args(hidden_sizes=(4,), lstm=True, lstm_size=4))
     env = Counting(3, "cpu", 1)
-    env.staggered = True
+    env.training = True
     player = evaluate.Player(agent, torch.zeros(3, dtype=torch.long), False)
     assert evaluate.play(env, player).tolist() == [[5.0] * 3] * 3
     states = [torch.zeros(1, 1, 8)]  # after each step of an episode; the last step is followed by a reset
