@@ -206,7 +206,8 @@ class Agent(nn.Module):
         self.actor = layer_init(nn.Linear(args.hidden_sizes[-1], num_actions))
         self.critic = layer_init(nn.Linear(args.hidden_sizes[-1], 1))
         self.critic_mlp = make_mlp(width, args.hidden_sizes) if args.separate_critic else None
-        self.actor_logstd = nn.Parameter(torch.full((args.num_agents, num_actions), math.log(args.init_std)))  # SAPG: one std per agent
+        # SAPG: one std per agent
+        self.actor_logstd = nn.Parameter(torch.full((args.num_agents, num_actions), math.log(args.init_std)))
 
     def encode(self, obs, agent_ids, dones, lstm_state):
         """obs (T, N, D), dones (T, N): whether obs begins an episode (None: never), lstm_state (1, N, 2H) before it.
@@ -410,7 +411,8 @@ def main(argv=None):
     lstm_states = torch.zeros(T, N, agent.state_size, device=device)  # after each step
     lstm_state = torch.zeros(1, N, agent.state_size, device=device)  # before obs[0]
 
-    obs[0], dones[0] = env.reset(), True
+    obs[0] = env.reset()
+    dones[0] = True
     episodes = harness.EpisodeStatistics(N, args.num_agents, device)
     state = {
         "agent": agent, "optimizer": optimizer, "env": env, "episodes": episodes,

@@ -208,7 +208,8 @@ class Agent(nn.Module):
         self.actor = layer_init(nn.Linear(args.hidden_sizes[-1], num_actions))
         self.critic = layer_init(nn.Linear(args.hidden_sizes[-1], 1))
         self.critic_mlp = make_mlp(width, args.hidden_sizes) if args.separate_critic else None
-        self.actor_logstd = nn.Parameter(torch.full((args.num_agents, num_actions), math.log(args.init_std)))  # SAPG: one std per agent
+        # SAPG: one std per agent
+        self.actor_logstd = nn.Parameter(torch.full((args.num_agents, num_actions), math.log(args.init_std)))
 
     def encode(self, obs, agent_ids, dones, lstm_state):
         """obs (T, N, D), dones (T, N): whether obs begins an episode (None: never), lstm_state (1, N, 2H) before it.
@@ -325,49 +326,47 @@ def offpolicy_batch(agent, batch, rewards, next_obs, terminated, columns, learne
 # EPO: the genetic algorithm (Algorithm 1, lines 8-20)
 # ----------------------------------------------------------------------------------------------------------------------
 class Fitness(nn.Module):
-    """The objective of each environment's latest finished episode that began with its agent's present genome."""
+    """The objective of each environment's latest finished episode that began after the last generation.
+
+    For all agents alike: a child's first episodes to finish are short ones; others would compete with their long ones.
+    """
 
     def __init__(self, num_envs, num_agents, device):
         super().__init__()
-        self.blocks = (num_agents, num_envs // num_agents)  # (A, n)
-        self.register_buffer("score", torch.zeros(num_envs, device=device))
-        self.register_buffer("valid", torch.zeros(num_envs, dtype=torch.bool, device=device))  # score is of this genome
-        self.register_buffer("fresh", torch.ones(num_envs, dtype=torch.bool, device=device))  # episode began with it
-        self.register_buffer("finished", torch.zeros(2, dtype=torch.long, device=device))  # ever; by the last GA
+        self.register_buffer("score", torch.zeros(num_agents, num_envs // num_agents, device=device))  # (A, n)
+        self.register_buffer("episodes", torch.zeros_like(self.score))  # how many such episodes have finished
+        self.register_buffer("fresh", torch.zeros_like(self.score, dtype=torch.bool))  # whether one is running
 
-    def record(self, episode, ended):
-        """episode: `info["episode"]` of a step, done and objective (N,). ended (N,): shortened first ones too."""
-        counts = episode["done"] & self.fresh
-        self.score = torch.where(counts, episode["objective"], self.score)
-        self.valid |= counts
-        self.fresh |= ended
-        self.finished[0] += episode["done"].sum()
+    def record(self, begins, episode):
+        """One step: begins (N,), where it was an episode's first, and its `info["episode"]`."""
+        self.fresh |= begins.view_as(self.fresh)
+        counts = episode["done"].view_as(self.fresh) & self.fresh
+        self.score = torch.where(counts, episode["objective"].view_as(self.score), self.score)
+        self.episodes += counts
 
     def per_agent(self):
-        """Mean score (A,); NaN, not known, where fewer than 90 % of the agent's environments have one."""
-        valid = self.valid.view(self.blocks).float()
-        score, count = harness.average(torch.stack([self.score.view(self.blocks) * valid, valid]).sum(2))
-        return torch.where(count >= 0.9 * self.blocks[1], score / count, float("nan"))
+        """Mean score (A,); NaN where fewer than 90 % of the agent's environments have one."""
+        valid = (self.episodes > 0).float()
+        share = harness.average(valid.mean(1))
+        score = harness.average((self.score * valid).mean(1)) / share
+        return torch.where(share >= 0.9, score, float("nan"))
 
-    def episodes(self):
-        """Finished episodes per environment: in all, and since the last GA step."""
-        total, before = harness.average(self.finished.double()).tolist()
-        return total / len(self.score), (total - before) / len(self.score)
-
-    def new_genomes(self, agents, begins):
-        """Forget the scores of `agents` (ids), whose episodes will not count unless they begin now: begins (N,)."""
-        self.valid.view(self.blocks)[agents] = False
-        self.fresh.view(self.blocks)[agents] = begins.view(self.blocks)[agents]
-        self.finished[1] = self.finished[0]  # for episodes()
+    def begin_generation(self):
+        self.episodes.zero_()
+        self.fresh.zero_()
 
 
 def fitness_spread(fitness, floor):
-    """The followers' fitness gap, and the scale it is measured on: EPO Eq. 3 fires at gap > gamma * scale.
-
-    floor, in units of fitness, stands in for a median near zero, at which the equation would fire on any difference.
-    """
+    """The followers' fitness gap, and their median (EPO Eq. 3), at least `floor`: else any gap exceeds one near 0."""
     followers = fitness[LEADER + 1 :]
     return followers.max() - followers.min(), followers.quantile(0.5).abs().clamp(min=floor)
+
+
+def generation_is_due(gap, median, episodes, generation, args):
+    """Whether the followers evolve now. episodes: per environment, since `generation`; 0: since the run began."""
+    if gap.isnan() or generation == 0 and episodes < args.ga_warmup:
+        return False
+    return episodes >= args.ga_interval if args.ga_interval else gap > args.ga_threshold * median  # EPO Eq. 3
 
 
 @torch.no_grad()
@@ -437,33 +436,29 @@ def main(argv=None):
     lstm_states = torch.zeros(T, N, agent.state_size, device=device)  # after each step
     lstm_state = torch.zeros(1, N, agent.state_size, device=device)  # before obs[0]
 
-    obs[0], dones[0] = env.reset(), True
+    obs[0] = env.reset()
+    dones[0] = True
     episodes = harness.EpisodeStatistics(N, args.num_agents, device)
-    scores, lineage_stats = Fitness(N, args.num_agents, device), harness.LineageStats()  # EPO
+    fitness, lineage_stats = Fitness(N, args.num_agents, device), harness.LineageStats()  # EPO
     state = {
         "agent": agent, "optimizer": optimizer, "env": env, "episodes": episodes,
         "obs": obs[0], "dones": dones[0], "lstm_state": lstm_state,  # views: written in place below
-        "fitness": scores, "lineage_stats": lineage_stats,  # EPO
+        "fitness": fitness, "lineage_stats": lineage_stats,  # EPO
     }  # fmt: skip
     run = harness.Run(args, state, saved)
-    scores.fresh |= dones[0]  # EPO: where resuming could not restore the episodes, all begin now, and count
     global_step = run.global_step
     for iteration in range(run.iteration + 1, args.num_iterations + 1):
         # --------------------------------------------------------------------------------------------------------------
         # EPO: evolution
         # --------------------------------------------------------------------------------------------------------------
-        agent_fitness, lineage, evolution = scores.per_agent(), [], {}
-        gap, scale = fitness_spread(agent_fitness, getattr(env, "fitness_floor", 1.0))
-        episodes_ever, episodes_since = scores.episodes()
-        due = gap > args.ga_threshold * scale  # EPO Eq. 3
-        if args.ga_interval:
-            due = episodes_since >= args.ga_interval
-        if gap.isfinite():  # every follower's fitness is known
-            lineage_stats.complete(agent_fitness)
-            if due and episodes_ever >= args.ga_warmup:
-                lineage = genetic_algorithm_step(agent.latents, agent_fitness, optimizer, args)
-                scores.new_genomes([child for child, _, _ in lineage], dones[0])
-                evolution["evolution/lineage"] = lineage_stats.record(lineage, agent_fitness)
+        agent_fitness, lineage, evolution = fitness.per_agent(), [], {}
+        gap, median = fitness_spread(agent_fitness, getattr(env, "fitness_floor", 1.0))
+        since = harness.average(fitness.episodes.mean())
+        lineage_stats.complete(agent_fitness)
+        if generation_is_due(gap, median, since, lineage_stats.generation, args):
+            lineage = genetic_algorithm_step(agent.latents, agent_fitness, optimizer, args)
+            fitness.begin_generation()
+            evolution["evolution/lineage"] = lineage_stats.record(lineage, agent_fitness)
 
         # --------------------------------------------------------------------------------------------------------------
         # Rollout
@@ -483,7 +478,7 @@ def main(argv=None):
                 dones[t + 1] = terminated[t] | truncated
                 next_obs[t] = torch.where(dones[t + 1][:, None], info["final_obs"], obs[t + 1])
                 episodes.record(info["episode"])
-                scores.record(info["episode"], dones[t + 1])  # EPO Algorithm 1, line 9
+                fitness.record(dones[t], info["episode"])  # EPO Algorithm 1, line 9
             values[T] = agent.get_value(obs[T:], agent_ids, dones[T:], next_lstm_state)
             steps, columns = (dones[1:] & ~terminated).nonzero(as_tuple=True)  # where episodes were truncated
             if len(steps):
@@ -608,10 +603,7 @@ def main(argv=None):
             # EPO
             **evolution, **lineage_stats.scalars(),
             "evolution/fired": bool(lineage), "evolution/replaced": len(lineage),
-            "evolution/fitness_gap": gap,
-            "evolution/threshold": args.ga_threshold * scale,
-            "evolution/fitness_best": agent_fitness[LEADER + 1 :].nanquantile(1.0),
-            "evolution/fitness_median": agent_fitness[LEADER + 1 :].nanquantile(0.5),
+            "evolution/fitness_gap": gap, "evolution/threshold": args.ga_threshold * median,
         }
         run.checkpoint(iteration, global_step)
         run.log(iteration, global_step, scalars)

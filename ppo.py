@@ -255,7 +255,8 @@ def main(argv=None):
     lstm_states = torch.zeros(T, N, agent.state_size, device=device)  # after each step
     lstm_state = torch.zeros(1, N, agent.state_size, device=device)  # before obs[0]
 
-    obs[0], dones[0] = env.reset(), True
+    obs[0] = env.reset()
+    dones[0] = True
     episodes = harness.EpisodeStatistics(N, 1, device)
     state = {
         "agent": agent, "optimizer": optimizer, "env": env, "episodes": episodes,
@@ -283,11 +284,9 @@ def main(argv=None):
                 next_obs[t] = torch.where(dones[t + 1][:, None], info["final_obs"], obs[t + 1])
                 episodes.record(info["episode"])
             values[T] = agent.get_value(obs[T:], dones[T:], next_lstm_state)
-            steps, columns = (dones[1:] & ~terminated).nonzero(as_tuple=True)  # where episodes were truncated
-            if len(steps):
-                final_values[steps, columns] = agent.get_value(
-                    next_obs[None, steps, columns], None, lstm_states[None, steps, columns]
-                )[0]
+            at = (dones[1:] & ~terminated).nonzero(as_tuple=True)  # steps and columns of truncated episodes
+            if len(at[0]):
+                final_values[at] = agent.get_value(next_obs[at][None], None, lstm_states[at][None])[0]
         global_step += T * args.num_envs
         harness.share_curriculum(env)
 

@@ -122,7 +122,9 @@ class LineageStats:
         self.completed = []  # (child's fitness, fitness of the agent it replaced, mean of its parents')
 
     def complete(self, fitness):
-        """fitness (A,), known for all followers: the pending children have theirs now."""
+        """fitness (A,): once it is known for all followers (not NaN), the pending children have theirs."""
+        if not fitness[LEADER + 1 :].isfinite().all():
+            return
         fitness = fitness - fitness[LEADER + 1 :].mean()
         self.completed += [(fitness[child].item(), *before) for child, before in self.pending.items()]
         self.pending = {}
@@ -136,7 +138,7 @@ class LineageStats:
         return f"{self.generation}: {children}; fitness {' '.join(f'{x:.3g}' for x in fitness.tolist())}"
 
     def scalars(self):
-        """Share of children fitter than the agent they replaced; correlation of their fitness with their parents'.
+        """Generations so far; share of children fitter than the agent they replaced; correlation with their parents.
 
         NaN where too few children have a fitness. The agent replaced was the worst, if only by chance: where fitness is
         noise the share is still close to 1 (with the default elites about 1 - 1 / A); only the correlation is 0.
@@ -145,7 +147,10 @@ class LineageStats:
         spread = len(child) > 2 and child.std() * parents.std() > 0
         success = (child > replaced).mean() if len(child) else math.nan
         correlation = np.corrcoef(child, parents)[0, 1] if spread else math.nan
-        return {"evolution/child_success": success, "evolution/heritability": correlation}
+        return {
+            "evolution/generation": self.generation, "evolution/child_success": success,
+            "evolution/heritability": correlation,
+        }  # fmt: skip
 
     def state_dict(self):
         return dict(vars(self))
