@@ -1,8 +1,10 @@
 """A small task, runs of a script that write down what happened, and `pytest --engine warp`."""
 
 import copy
+import itertools
 import os
 import pathlib
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -107,6 +109,13 @@ def scalars(run, key):
     log = EventAccumulator(str(run), size_guidance={"scalars": 0})
     log.Reload()
     return log.Scalars(key)
+
+
+@pytest.fixture(autouse=True)
+def every_run_has_a_second_of_its_own(monkeypatch):
+    """A run's folder is named after the time at which it began."""
+    seconds = itertools.count(int(time.time()))
+    monkeypatch.setattr(time, "time", lambda: next(seconds))
 
 
 @pytest.fixture
