@@ -408,7 +408,7 @@ def main(argv=None):
     terminated = torch.zeros(T, N, dtype=torch.bool, device=device)
     next_obs = torch.zeros(T, N, env.num_obs, device=device)  # the result of each action: final_obs where it ended
     final_values = torch.zeros(T, N, device=device)  # V(next_obs) where truncated
-    lstm_states = torch.zeros(T, N, agent.state_size, device=device)  # after each step
+    states = torch.zeros(T, N, agent.state_size, device=device)  # after each step
     lstm_state = torch.zeros(1, N, agent.state_size, device=device)  # before obs[0]
 
     obs[0] = env.reset()
@@ -435,18 +435,16 @@ def main(argv=None):
                 )
                 actions[t] = action
                 means[t] = policy.mean
-                lstm_states[t] = next_lstm_state
+                states[t] = next_lstm_state
                 obs[t + 1], reward, terminated[t], truncated, info = env.step(action[0])
                 rewards[t] = args.reward_scale * reward
                 dones[t + 1] = terminated[t] | truncated
                 next_obs[t] = torch.where(dones[t + 1][:, None], info["final_obs"], obs[t + 1])
                 episodes.record(info["episode"])
             values[T] = agent.get_value(obs[T:], agent_ids, dones[T:], next_lstm_state)
-            steps, columns = (dones[1:] & ~terminated).nonzero(as_tuple=True)  # where episodes were truncated
-            if len(steps):
-                final_values[steps, columns] = agent.get_value(
-                    next_obs[None, steps, columns], agent_ids[:, columns], None, lstm_states[None, steps, columns]
-                )[0]
+            at = (dones[1:] & ~terminated).nonzero(as_tuple=True)  # steps and columns of truncated episodes
+            if len(at[0]):
+                final_values[at] = agent.get_value(next_obs[at][None], agent_ids[:, at[1]], None, states[at][None])[0]
         global_step += T * args.num_envs
         harness.share_curriculum(env)
 

@@ -252,7 +252,7 @@ def main(argv=None):
     terminated = torch.zeros(T, N, dtype=torch.bool, device=device)
     next_obs = torch.zeros(T, N, env.num_obs, device=device)  # the result of each action: final_obs where it ended
     final_values = torch.zeros(T, N, device=device)  # V(next_obs) where truncated
-    lstm_states = torch.zeros(T, N, agent.state_size, device=device)  # after each step
+    states = torch.zeros(T, N, agent.state_size, device=device)  # after each step
     lstm_state = torch.zeros(1, N, agent.state_size, device=device)  # before obs[0]
 
     obs[0] = env.reset()
@@ -277,7 +277,7 @@ def main(argv=None):
                 )
                 actions[t] = action
                 means[t] = policy.mean
-                lstm_states[t] = next_lstm_state
+                states[t] = next_lstm_state
                 obs[t + 1], reward, terminated[t], truncated, info = env.step(action[0])
                 rewards[t] = args.reward_scale * reward
                 dones[t + 1] = terminated[t] | truncated
@@ -286,7 +286,7 @@ def main(argv=None):
             values[T] = agent.get_value(obs[T:], dones[T:], next_lstm_state)
             at = (dones[1:] & ~terminated).nonzero(as_tuple=True)  # steps and columns of truncated episodes
             if len(at[0]):
-                final_values[at] = agent.get_value(next_obs[at][None], None, lstm_states[at][None])[0]
+                final_values[at] = agent.get_value(next_obs[at][None], None, states[at][None])[0]
         global_step += T * args.num_envs
         harness.share_curriculum(env)
 
