@@ -227,6 +227,10 @@ class Agent(nn.Module):
         value = self.critic(self.critic_mlp(x) if self.critic_mlp else features).squeeze(-1)
         return action, policy.log_prob(action).sum(-1), policy, value, states
 
+    def best_action(self, policy):
+        """What evaluations, films and exports play."""
+        return policy.mean
+
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Advantages and targets
@@ -347,9 +351,7 @@ def main(argv=None):
     run = harness.Run(args, state, saved)
     global_step = run.global_step
     for iteration in range(run.iteration + 1, args.num_iterations + 1):
-        # --------------------------------------------------------------------------------------------------------------
-        # Rollout
-        # --------------------------------------------------------------------------------------------------------------
+        # ---------------------------------------------------------------- Rollout
         rollout_start = time.perf_counter()
         next_lstm_state = lstm_state
         with torch.no_grad():
@@ -372,9 +374,7 @@ def main(argv=None):
         global_step += T * args.num_envs
         harness.share_curriculum(env)
 
-        # --------------------------------------------------------------------------------------------------------------
-        # Advantages and batch
-        # --------------------------------------------------------------------------------------------------------------
+        # ---------------------------------------------------------------- Advantages and batch
         update_start = time.perf_counter()
         raw_values = agent.value_rms.denormalize(values)
         next_values = torch.where(dones[1:], agent.value_rms.denormalize(final_values), raw_values[1:]) * ~terminated
@@ -414,9 +414,7 @@ def main(argv=None):
         diagnosis = harness.diagnose(iteration, agent, batch, args)  # SAPG; before obs_rms changes the policy
         agent.obs_rms.update(obs[:-1])
 
-        # --------------------------------------------------------------------------------------------------------------
-        # Update
-        # --------------------------------------------------------------------------------------------------------------
+        # ---------------------------------------------------------------- Update
         step_losses = defaultdict(list)  # name -> one number per gradient step
         for epoch in range(args.update_epochs):
             kls = []
@@ -466,9 +464,7 @@ def main(argv=None):
         dones[0] = dones[T]
         lstm_state.copy_(next_lstm_state)
 
-        # --------------------------------------------------------------------------------------------------------------
-        # Log
-        # --------------------------------------------------------------------------------------------------------------
+        # ---------------------------------------------------------------- Log
         action_std = agent.actor_logstd.detach().exp().mean(1)  # of each agent
         scalars = {
             **{f"charts/{name}": value for name, value in info["metrics"].items()},
