@@ -40,25 +40,27 @@ def parse_args(Args, tuned, check_args=None, argv=None):
         if unknown:
             print(f"ignored, since {script_name(Args)}.py has no such flags: {' '.join(unknown)}", file=sys.stderr)
     else:
-        tuned_row, cpu_row = tuned.get(given.env_id, {}), {} if on_gpu else CPU.get(given.env_id, {})
-        defaults = {"env_id": given.env_id, "num_envs": Args.num_envs, **tuned_row, **cpu_row}
+        tuned_row = {"num_envs": Args.num_envs, **tuned.get(given.env_id, {})}
+        cpu_row = {} if on_gpu else CPU.get(given.env_id, {})
+        defaults = {"env_id": given.env_id, **tuned_row, **cpu_row}
         blocks = getattr(given, "num_agents", 1) * distributed.WORLD_SIZE  # of equal size
-        defaults["num_envs"] -= defaults["num_envs"] % max(1, min(blocks, defaults["num_envs"]))
+        for row in (tuned_row, defaults):
+            row["num_envs"] -= row["num_envs"] % max(1, min(blocks, row["num_envs"]))
     args = tyro.cli(Args, args=argv, default=Args(**{name: defaults[name] for name in names if name in defaults}))
     args.device = "cuda" if on_gpu else "cpu"
     if on_gpu and distributed.WORLD_SIZE > 1:
         args.device = f"cuda:{distributed.LOCAL_RANK}"
         torch.cuda.set_device(args.device)
-    args.num_iterations = max(1, args.total_timesteps // (args.num_envs * args.num_steps))
     check_common_args(args)
+    args.num_iterations = max(1, args.total_timesteps // (args.num_envs * args.num_steps))
     if check_args:
         check_args(args)
     if saved:
         check_resumable(args, saved)
     changed = {k: getattr(args, k) for k in names if k == "env_id" or getattr(args, k) != getattr(Args, k)}
     print(textwrap.fill(f"{script_name(Args)}.py {spell(changed)}", 120, **WRAP))
-    if cpu_row:
-        larger = {k: v for k, v in tuned_row.items() if k in cpu_row and getattr(args, k) == cpu_row[k] != v}
+    larger = {k: tuned_row[k] for k in cpu_row if getattr(args, k) == defaults[k] != tuned_row.get(k, defaults[k])}
+    if larger:
         print(textwrap.fill(f"sized for a CPU; for a GPU: {spell(larger)}", 120, **WRAP))
     return args, saved
 

@@ -180,7 +180,8 @@ class Run:
             age, episodes = numbers["charts/leader_age"], numbers["charts/leader_episodes"]
             source = f"{age:.0f} iterations ago" if age else f"{episodes:.0f} episodes"
             best = numbers["charts/best_agent_objective"]
-            result = f"leader {objective:.2f} ({source}), median {median:.2f}, best {best:.2f}"
+            middle = f"median {median:.2f}, " if math.isfinite(median) else ""  # not before every agent has an episode
+            result = f"leader {objective:.2f} ({source}), {middle}best {best:.2f}"
         if "evolution/generation" in numbers:
             result += f" | {numbers['evolution/generation']:.0f} generations"
         steps = self.args.num_iterations * self.args.num_envs * self.args.num_steps
