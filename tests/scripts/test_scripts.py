@@ -18,6 +18,7 @@ import cpo
 import envs
 import epo
 import evaluate
+import export
 import harness
 import ppo
 import sapg
@@ -340,11 +341,11 @@ def test_the_documents_commands_run(monkeypatch):
     write_own_tasks()
     shutil.copytree(ROOT / "policies" / "Ant", "policies/Ant")
     monkeypatch.setattr(envs.find_class("Ant"), "max_episode_steps", 10)  # without a GPU a picture takes 0.3 s
-    commands = dict.fromkeys(re.findall(r"python (ppo|sapg|cpo|epo|evaluate)\.py ([^`\n#]*)", documents()))
+    commands = dict.fromkeys(re.findall(r"python (\w+)\.py ([^`\n#]*)", documents()))
     runs = {}
     for script, flags in commands:
         adapter = next((name for name in envs.ADAPTERS if f"{name}:" in flags), "torch")
-        if script == "evaluate" or "--help" in flags or "--engine" in flags or not importlib.util.find_spec(adapter):
+        if script not in SCRIPTS or "--help" in flags or "--engine" in flags or not importlib.util.find_spec(adapter):
             continue
         if "--resume" in flags:
             flags = flags.replace("runs/RUN", runs[script]) + " --total-timesteps 768"
@@ -352,23 +353,27 @@ def test_the_documents_commands_run(monkeypatch):
             flags += f" {small} --total-timesteps 384"
         SCRIPTS[script].main(flags.split())
         runs[script] = str(max(pathlib.Path("runs").iterdir(), key=lambda folder: folder.stat().st_mtime_ns))
-    played = [flags for script, flags in commands if script == "evaluate"]
-    for flags in played:
-        evaluate.main([*flags.replace("runs/RUN", runs["sapg"]).split(), "--no-cuda", "--episodes", "2"])
-    assert len(runs) == 3 and len(played) >= 5
-    assert all(map(os.path.isfile, ("ant.mp4", "out.mp4", "policy.onnx", "policies/MyPolicy/policy.pt")))
+    for script, flags in commands:
+        words = flags.replace("runs/RUN", runs["sapg"]).split()
+        if script == "evaluate":
+            evaluate.main([*words, "--no-cuda", "--episodes", "2"])
+        elif script == "export":
+            export.main(words)
+            assert os.path.exists(words[1])
+    played = [script for script, _ in commands if script in ("evaluate", "export")]
+    assert len(runs) == 3 and len(played) >= 4 and "export" in played
 
 
 def test_the_documents_commands_are_valid():
     """Every command is parsed as the script would; what is not installed here, or made by the reader, is left out."""
     text = documents()
-    commands = re.findall(r"python (ppo|sapg|cpo|epo|evaluate)\.py([^`\n#]*)", text)
+    commands = re.findall(r"python (\w+)\.py([^`\n#]*)", text)
     assert ("epo", "--env-id AllegroKukaRegrasping --num-agents 64") in [(name, x.strip()) for name, x in commands]
     for script, flags in commands:
         flags = re.sub(r"--engine \w+", "", flags)  # which may not be here
-        if script == "evaluate":
-            evaluate.tyro.cli(evaluate.Args, args=flags.split())
-        elif flags.strip() != "--help" and ":" not in flags and "--resume" not in flags:
+        if script in ("evaluate", "export"):
+            evaluate.tyro.cli({"evaluate": evaluate, "export": export}[script].Args, args=flags.split())
+        elif script in SCRIPTS and flags.strip() != "--help" and ":" not in flags and "--resume" not in flags:
             parse(SCRIPTS[script], f"--no-cuda {flags}")
     for name in re.findall(r"(?:python|diff|pip install -r) ([\w/-]+\.\w+)", text):
         assert (ROOT / name).is_file() or name == "mine.py", name
