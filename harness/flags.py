@@ -101,7 +101,7 @@ def check_common_args(args):
     columns = args.num_envs // distributed.WORLD_SIZE
     if args.num_minibatches > columns:
         refuse("--num-minibatches", args.num_minibatches, f"must be at most {columns}, the environments of a process")
-    if args.lstm and args.separate_critic:
+    if getattr(args, "lstm", False) and getattr(args, "separate_critic", False):  # a copy may have neither
         refuse("--separate-critic", True, "with --lstm policy and value share one trunk; add --no-lstm")
 
 
