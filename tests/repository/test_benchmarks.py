@@ -1,7 +1,5 @@
 """benchmarks/: the pages' tables are what the csv files say, these belong to experiments, and run.py loses no run."""
 
-import io
-import os
 import pathlib
 import re
 import shlex
@@ -10,7 +8,6 @@ import subprocess
 import sys
 import textwrap
 import time
-from contextlib import redirect_stdout
 
 import matplotlib
 import numpy as np
@@ -18,7 +15,7 @@ import pytest
 import torch
 
 from benchmarks.scripts import plot, run, summarize
-from benchmarks.scripts.experiments import EXPERIMENTS
+from benchmarks.scripts.experiments import EXPERIMENTS, RUNNING_RETURN
 from benchmarks.scripts.point_reach import PointReach
 from benchmarks.scripts.random_fitness import RandomFitnessGrasp, RandomFitnessMoat
 
@@ -29,7 +26,7 @@ PAGES = sorted(BENCHMARKS.glob("*.md"))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_commands_are_valid_and_a_table_below_one_is_its_output(page):
+def test_commands_are_valid_and_a_table_below_one_is_its_output(page, capsys):
     text = page.read_text().replace("\\\n", "")
     for line, table in re.findall(r"^ {4}(python -m benchmarks.*)\n\n?((?:^\|.*\n)*)", text, re.MULTILINE):
         _, _, module, *flags = shlex.split(line, comments=True)
@@ -37,10 +34,18 @@ def test_commands_are_valid_and_a_table_below_one_is_its_output(page):
         if module.endswith("run"):
             run.parse_args(flags)
         if module.endswith("summarize"):
-            printed = io.StringIO()
-            with redirect_stdout(printed):
-                summarize.main(flags)
-            assert table in ("", printed.getvalue()), line
+            summarize.main(flags)
+            assert table in ("", capsys.readouterr().out), line
+
+
+def test_scores_beside_published_ones_are_those_of_the_csv_files():
+    row = r"\[\S+\]\(results/(\w+)\.csv\).*\| ([\d,]+) \(([\d,; ]+)\) \|"
+    rows = re.findall(row, (BENCHMARKS / "learner.md").read_text())
+    for name, mean, seeds in rows:
+        step = "best" if "rl_games" in name else "final"
+        ((_, found),) = summarize.read_values(summarize.RESULTS / f"{name}.csv", RUNNING_RETURN, step).items()
+        assert seeds == "; ".join(f"{x:,.0f}" for x in found.values()) and mean == f"{np.mean([*found.values()]):,.0f}"
+    assert len(rows) == 5
 
 
 def test_pages_name_every_file_of_results():
@@ -76,23 +81,18 @@ def test_probability_of_improvement_and_its_p_value():
 def test_the_summary_of_a_curve():
     steps, values = np.arange(1, 101) * 10, np.array([0.0] * 50 + [8.0] * 10 + [4.0] * 40)
     rows = dict(run.summarize_curve(steps, values, final_share=0.05, first_above=7.5))
-    curve = [(step, value) for step, value in rows.items() if not isinstance(step, str)]
-    assert (rows["final"], rows["best"], rows["mean"], rows["first_above"]) == (4.0, 8.0, 2.4, 510)
-    assert len(curve) == run.MAX_POINTS and curve[0] == (15, 0.0) and curve[-1] == (995, 4.0)
+    assert [rows.pop(key) for key in ("final", "best", "mean", "first_above")] == [4.0, 8.0, 2.4, 510]
+    assert len(rows) == run.MAX_POINTS and (rows[15], rows[995]) == (0.0, 4.0)
     # 40 of the 60 episodes stay; then 50 of the 100, of mean 1.6; then 99 of mean 2.8; the latest 300 are more than 100
     means = run.running_return([60, 60, 50, 1, 300], [1.0, 2.0, 4.0, 101.5, 7.0])
     assert means == pytest.approx([1.0, 1.6, 2.8, (99 * 2.8 + 101.5) / 100, 7.0])
 
 
-# ---------------------------------------------------------------- tasks
-
-
 def test_point_reach_counts_successes_and_goes_on():
     env = PointReach(3, "cpu", seed=0)
     env.reset()
-    env.position.zero_(), env.velocity.zero_()
-    env.goal.copy_(torch.diag(torch.tensor([0.3, 0.0, 0.3, 0.3]))[:3])
-    env.position[2, 0] = 2.01
+    env.position, env.goal = torch.diag(torch.tensor([0.0, 0.0, 2.01, 0.0]))[:3], torch.zeros(3, 4)
+    env.goal[0, 0] = 0.3
     action = torch.tensor([[1.0, 0.0, 0.0, 0.0], [0.0] * 4, [0.0] * 4])
     reward, terminated, truncated, info = env.step(action)[1:]
     assert terminated.tolist() == [False, False, True] and not truncated.any()
@@ -121,24 +121,21 @@ def test_random_fitness_is_a_permutation_of_the_followers(task):
 
 SCRIPT = """
     import argparse, pathlib, signal, sys, time
-    from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+    from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.compat.proto.summary_pb2 import Summary
     from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
     parser = argparse.ArgumentParser()
-    for flag in ("seed", "resume", "kind"):
-        parser.add_argument("--" + flag)
+    [parser.add_argument(f"--{flag}") for flag in ("seed", "resume", "kind")]
     args, _ = parser.parse_known_args()
     if args.kind == "bad":
         sys.exit("it broke")
     folder = pathlib.Path(args.resume or f"runs/fake__{args.seed}")
     first = int((folder / "checkpoint.pt").read_text()) + 1 if args.resume else 1
     writer, stop = EventFileWriter(str(folder)), []
-    writer.add_event(Event(step=first, session_log=SessionLog(status=SessionLog.START)))
     signal.signal(signal.SIGTERM, lambda *_: stop.append(1))
     for iteration in range(first, 101):
-        if args.kind == "slow" and not args.resume:
-            time.sleep(0.05)
+        time.sleep(0.05 if args.kind == "slow" and not args.resume else 0)
         value = Summary.Value(tag="charts/leader_return", simple_value=iteration * int(args.seed))
         writer.add_event(Event(step=iteration, wall_time=time.time(), summary=Summary(value=[value])))
         print(f"{iteration} steps", flush=True)
@@ -156,17 +153,17 @@ run.EXPERIMENTS["fake"] = Experiment("None", 100, range(1, 3), kinds, ("charts/l
 """
 
 
-def folders(path):
-    return [f"--repository={path}", f"--folder={path / 'runs'}", f"--results={path}"]
+def flags_of(path):
+    return ["fake", f"--repository={path}", f"--folder={path / 'runs'}", f"--results={path}"]
 
 
 @pytest.fixture
 def fake(tmp_path, monkeypatch):
-    """A repository with one script and an experiment of it; returns main(*flags)."""
+    """Of a repository with one script and an experiment of it: main(*flags)."""
     (tmp_path / "fake.py").write_text(textwrap.dedent(SCRIPT))
     monkeypatch.setitem(EXPERIMENTS, "fake", None)  # removed afterwards
     exec(EXPERIMENT, {})
-    return lambda *flags: run.main(["fake", *folders(tmp_path), *flags])
+    return lambda *flags: run.main([*flags_of(tmp_path), *flags])
 
 
 def test_what_is_done_is_skipped_and_a_crash_does_not_end_the_others(fake, tmp_path, capsys):
@@ -189,17 +186,15 @@ def test_what_is_done_is_skipped_and_a_crash_does_not_end_the_others(fake, tmp_p
 
 
 def test_an_interrupted_run_is_resumed(fake, tmp_path, capsys):
-    flags = ["fake", *folders(tmp_path), "--variants", "slow", "--seeds", "1"]
-    code = f"{EXPERIMENT}\nrun.main({flags})"
+    code = f"{EXPERIMENT}\nrun.main({[*flags_of(tmp_path), '--variants', 'slow', '--seeds', '1']})"
     process = subprocess.Popen([sys.executable, "-c", code], cwd=run.ROOT)
     folder, deadline = tmp_path / "runs" / "fake" / "slow" / "1", time.time() + 60
     while not ((folder / "log.txt").exists() and "3 steps" in (folder / "log.txt").read_text()):
         assert time.time() < deadline and process.poll() is None
         time.sleep(0.05)
     process.send_signal(signal.SIGTERM)
-    assert process.wait(60) == 128 + signal.SIGTERM
-    assert '"status": 143' in (folder / "run.json").read_text()
-    fake("--variants", "slow", "--seeds", "1", "--cores", str(min(os.sched_getaffinity(0))))
+    assert process.wait(60) == 128 + signal.SIGTERM and '"status": 143' in (folder / "run.json").read_text()
+    fake("--variants", "slow", "--seeds", "1")
     assert "seed 1: resumed" in capsys.readouterr().out
     curve = summarize.read_curves(tmp_path / "fake.csv", "charts/leader_return")["slow"][1][1]
     assert curve.tolist() == [i + 0.5 for i in range(1, 100, 2)]  # every iteration once, in order
