@@ -227,25 +227,19 @@ EXPERIMENTS = {
     # Whose data should be used, and does the entropy bonus matter (SAPG 6.3)? Do more agents help (EPO 5.3)? The
     # papers' critic target (SAPG Eq. 5)? Minibatches of about 3,584 rows, as SAPG-6 has with 16, where nothing is said
     "moat_ablations": on_moat(
-        (
-            *(
-                Variant(f"{name}-{agents}, {what}", f"{name.lower()}.py",
-                        f"--num-agents {agents} --max-ent-coef {entropy} --num-minibatches {k} {flags}".strip(), seeds)
-                for name, agents, what, entropy, k, flags, seeds in (
-                    ("SAPG", 6, "symmetric", 0.025, 27, "--aggregation symmetric", None),
-                    ("SAPG", 6, "no followers' data", 0.025, 14, "--off-policy-ratio 0", None),
-                    ("SAPG", 6, "all followers' data", 0.025, 25, "--off-policy-ratio 5", None),
-                    ("SAPG", 6, "no entropy bonus", 0, 16, "", None),
-                    ("SAPG", 6, "window centred on mu", 0.025, 16, "--off-policy-mu", None),
-                    ("SAPG", 6, "4 minibatches, 3-step target", 0.025, 4, "--critic-n-step 3", range(1, 6)),
-                    ("CPO", 6, "4 minibatches, 3-step target", 0.025, 4, "--critic-n-step 3", range(1, 6)),
-                    ("EPO", 8, "16 minibatches", 0.025, 16, "", None),
-                )
-            ),
-            *(
-                Variant(f"PPO, {k} minibatches, separate critic", "ppo.py", f"--num-minibatches {k} --separate-critic")
-                for k in (16, 64)
-            ),
+        tuple(
+            Variant(f"{name}-{agents}, {what}", f"{name.lower()}.py",
+                    f"--num-agents {agents} --max-ent-coef {entropy} --num-minibatches {k} {flags}".strip(), seeds)
+            for name, agents, what, entropy, k, flags, seeds in (
+                ("SAPG", 6, "symmetric", 0.025, 27, "--aggregation symmetric", None),
+                ("SAPG", 6, "no followers' data", 0.025, 14, "--off-policy-ratio 0", None),
+                ("SAPG", 6, "all followers' data", 0.025, 25, "--off-policy-ratio 5", None),
+                ("SAPG", 6, "no entropy bonus", 0, 16, "", None),
+                ("SAPG", 6, "window centred on mu", 0.025, 16, "--off-policy-mu", None),
+                ("SAPG", 6, "4 minibatches, 3-step target", 0.025, 4, "--critic-n-step 3", range(1, 6)),
+                ("CPO", 6, "4 minibatches, 3-step target", 0.025, 4, "--critic-n-step 3", range(1, 6)),
+                ("EPO", 8, "16 minibatches", 0.025, 16, "", None),
+            )
         )
     ),
     # With its defaults EPO replaces one of 47 followers at a time, at most seven times in a run of `moat`. Does it
