@@ -53,13 +53,6 @@ def half_height(quaternion, edges):
     return (up.abs() * edges).sum(1) / 2.0
 
 
-def rows_of(mask):
-    """Indices of the rows of mask (N,) bool; on a GPU all rows, since the host would have to wait for their number."""
-    if mask.device.type == "cpu":
-        return torch.from_numpy(np.flatnonzero(mask.numpy()))
-    return torch.arange(len(mask), device=mask.device)
-
-
 def relative_targets(target, action, lower, upper):
     """Next joint targets (rad) of one robot. target, action (N, 23), limits (23,) -> (N, 23).
 
@@ -363,6 +356,9 @@ class AllegroKukaBase(VectorEnv):
         velocity = self.uniform(-RESET_VELOCITY, RESET_VELOCITY, self.num_joints)
         low, high = PUSH_PROBABILITY
         probability = low * (high / low) ** self.uniform(0.0, 1.0)
+        if not mask.any():  # numbers are drawn all the same: what is skipped changes none of the others
+            self.set_goal(mask)
+            return
         self.target = torch.where(mask[:, None], pose, self.target)
         self.push_probability = torch.where(mask, probability, self.push_probability)
         self.push_force = self.push_force.masked_fill(mask[:, None], 0.0)
@@ -383,6 +379,8 @@ class AllegroKukaBase(VectorEnv):
 
     def place_object(self, mask, qpos, qvel):
         """Put the object above the table at random, at rest and clear of the robot, all else as qpos and qvel say."""
+        if not mask.any():
+            return
         joints, after = self.num_joints, self.num_joints + 7
         start = self.draw_clear_start(mask, qpos[:, :joints])
         at_rest = torch.zeros(self.num_envs, 6, device=self.device)
@@ -398,19 +396,20 @@ class AllegroKukaBase(VectorEnv):
         The original takes the first draw whatever it overlaps with (7 %). Where a hand leaves hardly any room in the
         usual place (1 %), later draws use the whole table.
         """
-        rows = rows_of(mask)
-        shapes, half = self.clearance.shapes(joint_pos[rows]), self.object_size[rows] / 2.0
         start = torch.zeros(self.num_envs, 7, device=self.device)
         distance = start.new_full((self.num_envs,), -torch.inf)
+        rows = mask.nonzero().squeeze(1)  # on a GPU the host waits: far cheaper than to draw for all
+        shapes = self.clearance.shapes(joint_pos[rows])
         for attempt in range(DRAWS_AT_START + DRAWS_ON_TABLE):
-            blocked = distance < START_CLEARANCE
-            if len(rows_of(mask & blocked)) == 0:
+            blocked = distance[rows] < START_CLEARANCE
+            rows, shapes = rows[blocked], [part[blocked] for part in shapes]
+            if len(rows) == 0:
                 break
             drawn = self.draw_start(anywhere=attempt >= DRAWS_AT_START)[rows]
-            after, before = self.clearance.distance(shapes, drawn[:, :3], drawn[:, 3:], half), distance[rows]
-            better = blocked[rows] & (after > before)
-            start[rows] = torch.where(better[:, None], drawn, start[rows])
-            distance[rows] = torch.where(better, after, before)
+            half, before = self.object_size[rows] / 2.0, distance[rows]
+            after = self.clearance.distance(shapes, drawn[:, :3], drawn[:, 3:], half)
+            start[rows] = torch.where((after > before)[:, None], drawn, start[rows])
+            distance[rows] = torch.maximum(after, before)
         self.blocked_starts = self.blocked_starts + (mask & (distance <= 0.0)).sum()
         return start
 
@@ -427,7 +426,10 @@ class AllegroKukaBase(VectorEnv):
 
     def set_goal(self, mask):
         """Draw a new goal; progress towards it counts from the current state."""
-        self.goal = torch.where(mask[:, None], self.draw_goal(), self.goal)
+        goal = self.draw_goal()
+        if not mask.any():
+            return
+        self.goal = torch.where(mask[:, None], goal, self.goal)
         self.engine.set_mocap(mask, self.goal[:, None])
         self.near_steps = self.near_steps.masked_fill(mask, 0)
         self.closest_keypoint = torch.where(mask, self.keypoint_distance(), self.closest_keypoint)

@@ -90,12 +90,13 @@ class Clearance:
         centre = (box * (centre - box_pos[:, None]).movedim(-1, 0)[:, None]).sum(0)  # (3, R, S), in the box's axes
         rotation = (box[:, :, None] * rotation.permute(2, 3, 0, 1)[:, None]).sum(0)  # (3, 3, R, S)
         edge, half = box_half.T[..., None], self.half.T[:, None]
+        minus_edge, minus_half = -edge, -half
         of_shape = centre
         for _ in range(ITERATIONS):  # the nearest points of two convex bodies
-            of_box = torch.minimum(torch.maximum(of_shape, -edge), edge)
+            of_box = of_shape.clamp(minus_edge, edge)
             local = (rotation * (of_box - centre)[:, None]).sum(0)
-            of_shape = centre + (rotation * torch.minimum(torch.maximum(local, -half), half)).sum(1)
-        of_box = torch.minimum(torch.maximum(of_shape, -edge), edge)
+            of_shape = centre + (rotation * local.clamp(minus_half, half)).sum(1)
+        of_box = of_shape.clamp(minus_edge, edge)
         return ((of_shape - of_box).norm(dim=0) - self.radius).amin(-1)
 
 
