@@ -64,7 +64,7 @@ class HeldStarts:
 
     def reset_where(self, mask):
         super().reset_where(mask)
-        if not self.training:
+        if not (self.training and mask.any()):
             return
         held = mask & (self.held_count > 0) & (self.uniform(0.0, 1.0) < self.held_share)
         drawn = (self.uniform(0.0, 1.0) * self.held_count).long().clamp(max=BANK_SIZE - 1)
@@ -121,7 +121,7 @@ class HeldStarts:
             beneath = beneath & (centre[:, 2] < GRASP_HEIGHT)
         centre = centre + self.uniform(*TOWARDS_PALM, 1) * (self.palm_centre() - centre)
         centre = centre + self.uniform(-CENTRE_NOISE, CENTRE_NOISE, 3)
-        self.engine.set_state(mask, torch.cat([pose, centre, self.random_rotation()], 1), at_rest)
+        self.engine.set_state(mask, torch.cat([pose, centre, self.random_rotation(self.num_envs)], 1), at_rest)
         closed = torch.cat([pose[:, :NUM_ARM], shut + self.uniform(*SHUT_EXTRA, len(HAND_SHUT))], 1)
         return torch.where(mask[:, None], closed.clamp(self.joint_lower, self.joint_upper), target)
 
