@@ -85,7 +85,7 @@ class Args:
     hidden_sizes: Tuple[int, ...] = (256, 128, 64)
     """widths of the MLP's hidden layers, ELU after each (IsaacGymEnvs' Ant)"""
     separate_critic: bool = False
-    """give the value an MLP of its own (SAPG's text); off: one trunk for policy and value (released code)"""
+    """give the value an MLP of its own (SAPG's text; after a shared LSTM); off: one trunk (released code)"""
     init_std: float = 1.0
     """initial standard deviation of the actions (released code: 1)"""
     lstm: bool = False

@@ -1,4 +1,4 @@
-"""Evaluate or film what a run has learned: `python evaluate.py runs/RUN`, `python evaluate.py runs/RUN --video out.mp4`.
+"""Evaluate or film what a run has learned: `python evaluate.py runs/RUN`, and with `--video out.mp4`.
 
 Plays the checkpoint of any of the scripts, or of a copy of one, or a policy of policies/: the network is built by the
 script that trained it, found in the working directory or beside this file. Normalisers are frozen; a curriculum keeps
@@ -137,10 +137,9 @@ def print_scores(saved, script, num_episodes, args, device):
 
 
 def record_video(env, player):
-    """One episode of every environment with mean actions, at most FILM_SECONDS. Returns frames in a grid, their rate."""
+    """One episode of every environment, at most FILM_SECONDS. Returns frames in a grid, and how many make a second."""
     obs, frames, num_envs = env.reset(), [], env.num_envs
-    playing, pictures = [True] * num_envs, [None] * num_envs
-    columns = math.ceil(math.sqrt(num_envs))
+    playing, pictures, columns = [True] * num_envs, [None] * num_envs, math.ceil(math.sqrt(num_envs))
     rate = getattr(env, "frame_rate", VectorEnv.frame_rate)  # control steps per second
     period = math.ceil(rate / FILM_RATE)  # control steps per frame
     for step in range(FILM_SECONDS * rate):

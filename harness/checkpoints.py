@@ -1,17 +1,15 @@
 """Checkpoint files: at every moment a whole one, and nothing in it runs code."""
 
-import contextlib
 import fcntl
 import os
 import random
+import shutil
 import sys
 
 import envs  # noqa: F401, before torch: Isaac Gym must be imported first
 
 import numpy as np
 import torch
-
-KEYS = ("script", "args", "iteration", "global_step", "state", "random", "other_processes")
 
 
 def refuse(flag, value, reason):
@@ -24,22 +22,14 @@ def save_checkpoint(path, checkpoint):
     """Write a dict of tensors, numbers and strings to `path`, and keep the file before as *_previous.pt.
 
     A killed process or a full disk leaves the old file as it was: the new one replaces it when it is on the disk.
-    Raises OSError, or torch.save's RuntimeError, where it cannot be written.
     """
-    previous = path.replace(".pt", "_previous.pt")
-    try:
-        with open(path + ".tmp", "wb") as file:
-            torch.save(checkpoint, file)
-            file.flush()
-            os.fsync(file.fileno())
-        if os.path.exists(path):
-            with contextlib.suppress(FileNotFoundError):
-                os.remove(previous)
-            os.link(path, previous)
-        os.replace(path + ".tmp", path)
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            os.remove(path + ".tmp")  # half a checkpoint on a full disk
+    with open(path + ".tmp", "wb") as file:
+        torch.save(checkpoint, file)
+        file.flush()
+        os.fsync(file.fileno())
+    if os.path.exists(path):
+        shutil.copyfile(path, path.replace(".pt", "_previous.pt"))
+    os.replace(path + ".tmp", path)
 
 
 def load_checkpoint(path, flag="--resume"):
@@ -54,14 +44,13 @@ def load_checkpoint(path, flag="--resume"):
         saved = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # damage shows as one of a dozen kinds
         refuse(flag, path, f"cannot be read ({error!r:.200}); the one before is checkpoint_previous.pt")
-    missing = [key for key in KEYS if key not in saved]
-    if missing or os.path.basename(saved["script"]) != saved["script"]:  # evaluate.py runs the script of that name
-        refuse(flag, path, f"not a checkpoint of a training script: {', '.join(missing) or saved['script']}")
+    if os.path.basename(saved["script"]) != saved["script"]:  # evaluate.py runs the script of that name
+        refuse(flag, path, f"must be written by a script in this folder, not by {saved['script']}")
     return saved
 
 
 def lock_folder(folder):
-    """Lock a run's folder until this process ends. Refuses it if another process trains there."""
+    """Lock a run's folder until the returned file is closed. Refuses it if another process trains there."""
     file = open(os.path.join(folder, "lock"), "a")
     try:
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -47,13 +47,22 @@ def from_rank_0(value):
 
 
 def gather(value):
-    """On rank 0 the others' values, by rank from 1; elsewhere an empty list. value: what torch.save takes."""
+    """On rank 0 the others' value(), by rank from 1; elsewhere an empty list. It is what torch.save takes."""
     if WORLD_SIZE == 1:
         return []
     data, received = io.BytesIO(), [b""] * WORLD_SIZE if RANK == 0 else None
-    torch.save(value, data)
+    torch.save(value(), data)
     dist.gather_object(data.getvalue(), received, dst=0)
     return [torch.load(io.BytesIO(x), map_location="cpu", weights_only=True) for x in (received or [])[1:]]
+
+
+def own_part(saved):
+    """This process's part of a checkpoint, and whether that was written by as many processes as there are now."""
+    parts = [saved, *saved["other_processes"]]
+    if len(parts) == WORLD_SIZE:
+        return parts[RANK], True
+    print(f"the checkpoint is of {len(parts)} processes, not {WORLD_SIZE}: all episodes begin anew")
+    return saved, False
 
 
 def total(x):

@@ -31,14 +31,13 @@ def parse_args(Args, tuned, check_args=None, argv=None):
     distributed.start()
     given = tyro.cli(Args, args=argv, add_help=False, return_unknown_args=True)[0]
     on_gpu = given.cuda and torch.cuda.is_available()
-    saved, cpu_row = None, {}
-    names = [f.name for f in fields(Args) if f.init]
+    saved, cpu_row, names = None, {}, [f.name for f in fields(Args) if f.init]
     if given.resume:
         saved = load_checkpoint(given.resume)
         defaults = saved["args"]
-        unknown = [flag(name) for name in defaults if not hasattr(Args, name)]
-        if unknown:
-            print(f"ignored, since {script_name(Args)}.py has no such flags: {' '.join(unknown)}", file=sys.stderr)
+        for name in defaults:
+            if not hasattr(Args, name):
+                print(f"{flag(name)} of the checkpoint is ignored: {script_name(Args)}.py has no such flag")
     else:
         tuned_row = {"num_envs": Args.num_envs, **tuned.get(given.env_id, {})}
         cpu_row = {} if on_gpu else CPU.get(given.env_id, {})
@@ -47,9 +46,8 @@ def parse_args(Args, tuned, check_args=None, argv=None):
         for row in (tuned_row, defaults):
             row["num_envs"] -= row["num_envs"] % max(1, min(blocks, row["num_envs"]))
     args = tyro.cli(Args, args=argv, default=Args(**{name: defaults[name] for name in names if name in defaults}))
-    args.device = "cuda" if on_gpu else "cpu"
-    if on_gpu and distributed.WORLD_SIZE > 1:
-        args.device = f"cuda:{distributed.LOCAL_RANK}"
+    args.device = f"cuda:{distributed.LOCAL_RANK}" if on_gpu else "cpu"
+    if on_gpu:
         torch.cuda.set_device(args.device)
     check_common_args(args)
     args.num_iterations = max(1, args.total_timesteps // (args.num_envs * args.num_steps))
@@ -88,8 +86,6 @@ def check_common_args(args):
             check(*(getattr(args, name) for name in names))
         except ValueError as error:
             refuse(flag(names[0]), getattr(args, names[0]), error)
-    if args.engine == "warp" and args.cuda and args.device == "cpu":
-        refuse("--engine", "warp", "needs a CUDA GPU, none was found; with --no-cuda it runs on the CPU, slowly")
     for name, value in vars(args).items():
         if name in POSITIVE and value <= 0:
             refuse(flag(name), value, "must be above 0")
@@ -101,8 +97,6 @@ def check_common_args(args):
     columns = args.num_envs // distributed.WORLD_SIZE
     if args.num_minibatches > columns:
         refuse("--num-minibatches", args.num_minibatches, f"must be at most {columns}, the environments of a process")
-    if getattr(args, "lstm", False) and getattr(args, "separate_critic", False):  # a copy may have neither
-        refuse("--separate-critic", True, "with --lstm policy and value share one trunk; add --no-lstm")
 
 
 def check_resumable(args, saved):

@@ -25,12 +25,10 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)  # USR1
 class Run:
     """One training run: its folder, log, checkpoints and stop signals.
 
-    state: name -> a tensor, restored in place, or an object with state_dict and load_state_dict. --resume restores
-    nothing else. The tensors must belong to the running episodes: an environment that cannot restore those begins new
-    ones, and the tensors stay as they are.
+    state: name -> a tensor, restored in place, or an object with state_dict and load_state_dict; --resume restores
+    nothing else. Where an environment cannot restore its episodes, the tensors stay as they are: they belong to these.
     saved: the checkpoint to resume, or None. Attributes: iteration, global_step (environment steps), stopping (the
-    number of the signal that ends the run, or 0).
-    Several processes call the same methods; rank 0 alone writes, and all begin with its networks.
+    number of the signal that ends the run, or 0). Of several processes rank 0 alone writes.
     """
 
     def __init__(self, args, state, saved=None):
@@ -42,10 +40,11 @@ class Run:
         if distributed.RANK:
             seed_everything((args.seed + distributed.SEED_OFFSET) % 2**32)
         else:
-            name = f"{args.env_id}__{self.script}__{args.seed}__{int(time.time())}".replace(":", "-").replace("/", "-")
-            self.folder = os.path.abspath(os.path.join("runs", name))  # an environment may change the directory
+            task = args.env_id.replace(":", "-").replace("/", "-")
+            folder = f"runs/{task}__{self.script}__{args.seed}__{int(time.time())}"
             if saved:
-                self.folder = os.path.abspath(args.resume if os.path.isdir(args.resume) else os.path.dirname(args.resume))
+                folder = args.resume if os.path.isdir(args.resume) else os.path.dirname(args.resume)
+            self.folder = os.path.abspath(folder)  # an environment may change the directory
             os.makedirs(self.folder, exist_ok=bool(saved))
             self.lock = lock_folder(self.folder)
         if saved:
@@ -71,12 +70,8 @@ class Run:
 
     def load(self, saved):
         """Go on from a checkpoint. One of another number of processes restores the learner; all episodes begin anew."""
-        parts = [saved, *saved["other_processes"]]
-        same = len(parts) == distributed.WORLD_SIZE
-        own = parts[distributed.RANK] if same else saved
+        own, same = distributed.own_part(saved)
         exact = same and getattr(self.state["env"], "resumes_exactly", True)
-        if not same:
-            print(f"the checkpoint is of {len(parts)} processes, not {distributed.WORLD_SIZE}: all episodes begin anew")
         for name, value in self.state.items():
             loaded = (saved if distributed.is_shared(value) else own)["state"][name]
             if isinstance(value, torch.Tensor):
@@ -101,18 +96,15 @@ class Run:
             raise FloatingPointError(f"iteration {iteration}: {first} not finite; the last checkpoint is from before")
 
     def checkpoint(self, iteration, global_step):
-        """Save every --checkpoint-interval minutes, at the end, and when a signal has come.
-
-        A full disk is no reason to end a run: it is reported once, and the file before stays.
-        """
+        """Save every --checkpoint-interval minutes, at the end, and when a signal has come."""
         minutes, interval = (time.monotonic() - self.saved_time) / 60.0, self.args.checkpoint_interval or math.inf
         # a signal to any process; one that comes after this waits for the next iteration
         seen = distributed.of_each(torch.tensor([self.signum, minutes >= interval])).amax(0)
         self.stopping, due = seen.tolist()
         if not (due or self.stopping or iteration == self.args.num_iterations):
             return
-        own = {name: value for name, value in self.state.items() if distributed.RANK and not distributed.is_shared(value)}
-        others = distributed.gather({"state": state_dicts(own), "random": random_state()})
+        own = {name: value for name, value in self.state.items() if not distributed.is_shared(value)}
+        others = distributed.gather(lambda: {"state": state_dicts(own), "random": random_state()})
         self.saved_time = time.monotonic()
         if distributed.RANK == 0:
             checkpoint = {
@@ -137,22 +129,19 @@ class Run:
 
         Numbers are means over the processes, the others are rank 0's.
         """
-        self.iteration, self.global_step = iteration, global_step
-        now = time.monotonic()
+        self.iteration, self.global_step, now = iteration, global_step, time.monotonic()
         self.clock = [(t, step) for t, step in self.clock if now - t < 60.0] or self.clock[-1:]
         speed = (global_step - self.clock[0][1]) / (now - self.clock[0][0])
         self.clock.append((now, global_step))
-        values = {**values, "charts/SPS": speed}
         shown = {k: v for k, v in values.items() if isinstance(v, (str, list)) or torch.is_tensor(v) and v.dim() == 3}
-        names = [key for key in values if key not in shown]
-        means = [torch.as_tensor(values[key], device=self.args.device).float().mean() for key in names]
-        numbers = dict(zip(names, distributed.average(torch.stack(means).double()).tolist()))
+        numbers = {key: value for key, value in values.items() if key not in shown}
+        means = [torch.as_tensor(value, device=self.args.device).float().mean() for value in numbers.values()]
+        numbers = dict(zip(numbers, distributed.average(torch.stack(means).double()).tolist()))
         if distributed.RANK == 0:
-            self.attempt("log", self.write, global_step, numbers, shown)
+            self.attempt("log", self.write, global_step, {**numbers, "charts/SPS": speed}, shown)
             self.attempt("line", print, self.describe(numbers, speed), flush=True)
 
     def write(self, step, numbers, shown):
-        """Write to TensorBoard. Raises OSError."""
         if "log" in self.failing:
             with tempfile.TemporaryFile(dir=self.folder) as file:
                 file.write(bytes(2**16))  # raises OSError while the disk is full
@@ -162,7 +151,7 @@ class Run:
                 self.writer.add_text(key, value, step)
             elif isinstance(value, torch.Tensor):
                 self.writer.add_image(key, value, step)
-            elif value and all(abs(x) < 1e12 for x in value):  # finite; beyond it bins are too narrow for float64
+            elif all(map(math.isfinite, value)):  # else some agent has finished no episode yet
                 self.writer.add_histogram(key, np.array(value, np.float64), step, bins=30)
         for key, value in numbers.items():
             if math.isfinite(value):  # else no episode has finished yet
@@ -170,24 +159,24 @@ class Run:
         self.writer.flush()
 
     def describe(self, numbers, speed):
-        """The terminal's line: of one agent return and objective; of a population the objectives of its agents."""
-        objective, median = numbers["charts/leader_objective"], numbers.get("population/objective_median", math.nan)
+        """The terminal's line: return and objective of one agent; of a population, its agents' objectives."""
+        objective, best = numbers["charts/leader_objective"], numbers["charts/best_agent_objective"]
         if not math.isfinite(objective):
-            result = f"no episode of the leader has ended, reward per step {numbers['charts/reward_per_step']:.4f}"
-        elif self.state["episodes"].means.shape[1] == 1:
+            result = f"no whole episode of the leader yet, reward per step {numbers['charts/reward_per_step']:.4f}"
+        elif "population/objective_median" not in numbers:
             result = f"return {numbers['charts/leader_return']:9.2f} | objective {objective:7.2f}"
         else:
-            age, episodes = numbers["charts/leader_age"], numbers["charts/leader_episodes"]
-            source = f"{age:.0f} iterations ago" if age else f"{episodes:.0f} episodes"
-            best = numbers["charts/best_agent_objective"]
+            source = f"{numbers['charts/leader_episodes']:.0f} episodes"
+            if numbers["charts/leader_age"]:
+                source = f"{numbers['charts/leader_age']:.0f} iterations ago"
+            median = numbers["population/objective_median"]
             middle = f"median {median:.2f}, " if math.isfinite(median) else ""  # not before every agent has an episode
-            result = f"leader {objective:.2f} ({source}), {middle}best {best:.2f}"
+            result = f"objective: leader {objective:.2f} ({source}), {middle}best {best:.2f}"
         if "evolution/generation" in numbers:
             result += f" | {numbers['evolution/generation']:.0f} generations"
         steps = self.args.num_iterations * self.args.num_envs * self.args.num_steps
-        left = timedelta(seconds=int(min((steps - self.global_step) / speed, 1e10)))  # at most 317 years
-        share = self.global_step / steps
-        return f"{self.global_step:>11,} steps {share:6.1%} | {result} | {speed:,.0f}/s | {left} left"
+        left = timedelta(seconds=int((steps - self.global_step) / speed))
+        return f"{self.global_step:>11,} steps | {result} | {speed:,.0f}/s | {left} left"
 
     def close(self):
         """End the run: status 128 + the signal that stopped it, 1 if the last checkpoint could not be written."""
@@ -212,11 +201,11 @@ class EpisodeStatistics(nn.Module):
 
     def __init__(self, num_envs, num_agents, device):
         super().__init__()
-        self.register_buffer("counts", torch.zeros(num_envs, device=device))  # episodes of this iteration
-        self.register_buffer("sums", torch.zeros(3, num_envs, device=device))  # KEYS, over these episodes
-        # of each agent, from the latest iteration in which it finished an episode
+        self.register_buffer("counts", torch.zeros(num_envs, device=device))  # of this iteration's episodes
+        self.register_buffer("sums", torch.zeros(3, num_envs, device=device))  # of KEYS, over these episodes
+        # of each agent's episodes in the latest iteration that had any, and how many iterations ago that was
         self.register_buffer("means", torch.full((3, num_agents), math.nan, device=device))
-        self.register_buffer("ages", torch.zeros(num_agents, device=device))  # iterations since then
+        self.register_buffer("ages", torch.zeros(num_agents, device=device))
 
     def record(self, episode):
         """episode: `info["episode"]` of a step, done (N,) and return, length, objective (N,)."""
@@ -225,19 +214,19 @@ class EpisodeStatistics(nn.Module):
 
     def end_iteration(self):
         """Scalars of the episodes that finished since the last call; an agent without any keeps its last means."""
-        num_agents = self.means.shape[1]
+        num_agents = len(self.ages)
         counts = distributed.total(self.counts.view(num_agents, -1).sum(1))  # (A,)
         sums = distributed.total(self.sums.view(3, num_agents, -1).sum(2))  # (3, A)
         self.means = torch.where(counts > 0, sums / counts, self.means)
         self.ages = torch.where(counts > 0, 0.0, self.ages + 1.0)
-        means = distributed.total(self.sums.sum(1)) / distributed.total(self.counts.sum())
+        over_all = sums.sum(1) / counts.sum()
         self.counts.zero_()
         self.sums.zero_()
         return {
             "charts/episodes": counts.sum(),
-            "charts/episodic_return": means[0],
-            "charts/episodic_length": means[1],
-            "charts/objective": means[2],
+            "charts/episodic_return": over_all[0],
+            "charts/episodic_length": over_all[1],
+            "charts/objective": over_all[2],
             "charts/leader_return": self.means[0, 0],
             "charts/leader_objective": self.means[2, 0],
             "charts/leader_episodes": counts[0],
@@ -249,12 +238,11 @@ class EpisodeStatistics(nn.Module):
 def check_moments(optimizer, saved, agent):
     """Raises ValueError where a moment has another shape than its parameter: torch would crash in its next step."""
     names = {id(parameter): name for name, parameter in agent.named_parameters()}
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    for index, moments in saved["state"].items():
-        for moment in moments.values():
-            if moment.dim() and moment.shape != parameters[index].shape:
-                name, shape = names.get(id(parameters[index]), index), tuple(parameters[index].shape)
-                raise ValueError(f"the optimizer's state of {name} is {tuple(moment.shape)}, must be {shape}")
+    for index, parameter in enumerate(p for group in optimizer.param_groups for p in group["params"]):
+        for moment in saved["state"].get(index, {}).values():
+            if moment.dim() and moment.shape != parameter.shape:
+                found, name = tuple(moment.shape), names.get(id(parameter), index)
+                raise ValueError(f"the optimizer's state of {name} is {found}, must be {tuple(parameter.shape)}")
 
 
 def state_dicts(state):

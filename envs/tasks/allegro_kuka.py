@@ -26,7 +26,7 @@ RESET_VELOCITY = 0.5  # rad/s
 START_RANGE = (0.1, 0.1, 0.02)  # of the object's centre about scene.OBJECT_START
 TABLE_MARGIN = 0.02  # m, from there to the table's edges at least
 START_CLEARANCE = 0.005  # m, of the object from table and robot
-DRAWS_AT_START, DRAWS_ON_TABLE = 8, 16  # at most, of a start that is clear of the robot
+DRAWS = (1, 0), (7, 16)  # of a start that is clear of the robot, first and where need be: about there, on all the table
 FALL_HEIGHT = 0.1  # m: below it the object is lost
 GOAL_LOW, GOAL_HIGH = (-0.4, 0.0, 0.68), (0.4, 0.35, 1.05)
 KEYPOINT_SCALE = 1.5
@@ -51,13 +51,6 @@ def half_height(quaternion, edges):
     w, x, y, z = quaternion.unbind(1)
     up = torch.stack([2.0 * (x * z - w * y), 2.0 * (y * z + w * x), 1.0 - 2.0 * (x * x + y * y)], 1)  # box axes' z
     return (up.abs() * edges).sum(1) / 2.0
-
-
-def rows_of(mask):
-    """Indices of the rows of mask (N,) bool; on a GPU all rows, since the host would have to wait for their number."""
-    if mask.device.type == "cpu":
-        return torch.from_numpy(np.flatnonzero(mask.numpy()))
-    return torch.arange(len(mask), device=mask.device)
 
 
 def relative_targets(target, action, lower, upper):
@@ -209,7 +202,7 @@ class AllegroKukaBase(VectorEnv):
         goal = self.zeros(7)
         goal[:, :3] = self.uniform(self.goal_low, self.goal_high, 3)
         if self.goal_side:
-            goal[:, 0] += self.either_side(self.goal_side)
+            goal[:, 0] += self.either_side(self.goal_side, self.num_envs)
         goal[:, 3] = 1.0
         return goal
 
@@ -274,16 +267,19 @@ class AllegroKukaBase(VectorEnv):
         self.finished_term_sums = torch.where(finished[:, None], self.term_sums, self.finished_term_sums)
         self.record_metrics(fingertip_distance)
         # a finished environment keeps its last state, which `step` observes before the reset
-        self.begin_next_goal(success & ~done)
+        success = success & ~done
+        if success.any():
+            self.begin_next_goal(success)
         return reward, terminated, truncated
 
-    def either_side(self, distance):
-        """Plus or minus `distance` with equal chances (N,)."""
-        return torch.where(self.uniform(0.0, 1.0) < 0.5, distance, -distance)
+    def either_side(self, distance, *shape):
+        """Plus or minus `distance` with equal chances, of this shape."""
+        uniform = torch.rand(shape, generator=self.generator, device=self.device)
+        return torch.where(uniform < 0.5, distance, -distance)
 
-    def random_rotation(self):
-        """Quaternions (N, 4), uniform over all rotations."""
-        return torch.nn.functional.normalize(self.normal(4))
+    def random_rotation(self, num):
+        """Quaternions (num, 4), uniform over all rotations."""
+        return torch.nn.functional.normalize(torch.randn(num, 4, generator=self.generator, device=self.device))
 
     def update_tolerance(self):
         """Curriculum: a smaller goal zone once the finished episodes show that the current one is mastered."""
@@ -357,6 +353,8 @@ class AllegroKukaBase(VectorEnv):
     # ---------------------------------------------------------------- resets
 
     def reset_where(self, mask):
+        if not mask.any():
+            return
         anywhere = self.uniform(self.joint_lower, self.joint_upper, self.num_joints)
         pose = (1.0 - RESET_NOISE) * self.joint_default + RESET_NOISE * anywhere
         pose = pose.clamp(self.joint_lower, self.joint_upper)  # the thumb's default lies outside its limits
@@ -398,30 +396,40 @@ class AllegroKukaBase(VectorEnv):
         The original takes the first draw whatever it overlaps with (7 %). Where a hand leaves hardly any room in the
         usual place (1 %), later draws use the whole table.
         """
-        rows = rows_of(mask)
-        shapes, half = self.clearance.shapes(joint_pos[rows]), self.object_size[rows] / 2.0
+        rows = mask.nonzero().squeeze(1)  # a GPU is waited for, which costs less than to draw for all
+        shapes = self.clearance.shapes(joint_pos[rows])
         start = torch.zeros(self.num_envs, 7, device=self.device)
         distance = start.new_full((self.num_envs,), -torch.inf)
-        for attempt in range(DRAWS_AT_START + DRAWS_ON_TABLE):
-            blocked = distance < START_CLEARANCE
-            if len(rows_of(mask & blocked)) == 0:
+        for draws in DRAWS:
+            blocked = (distance[rows] < START_CLEARANCE).nonzero().squeeze(1)
+            rows, shapes = rows[blocked], [part[blocked] for part in shapes]
+            if len(rows) == 0:
                 break
-            drawn = self.draw_start(anywhere=attempt >= DRAWS_AT_START)[rows]
-            after, before = self.clearance.distance(shapes, drawn[:, :3], drawn[:, 3:], half), distance[rows]
-            better = blocked[rows] & (after > before)
-            start[rows] = torch.where(better[:, None], drawn, start[rows])
-            distance[rows] = torch.where(better, after, before)
+            size = self.object_size[rows].repeat_interleave(sum(draws), 0)
+            drawn = self.draw_start(size, *draws)
+            repeated = [part.repeat_interleave(sum(draws), 0) for part in shapes]
+            found = self.clearance.distance(repeated, drawn[:, :3], drawn[:, 3:], size / 2.0).view(len(rows), -1)
+            best = found.clamp(max=START_CLEARANCE).argmax(1, keepdim=True)  # the first of those that are clear
+            after, before = found.gather(1, best).squeeze(1), distance[rows]
+            drawn = drawn.view(len(rows), -1, 7).take_along_dim(best[:, :, None], 1).squeeze(1)
+            start[rows] = torch.where((after > before)[:, None], drawn, start[rows])
+            distance[rows] = torch.maximum(after, before)
         self.blocked_starts = self.blocked_starts + (mask & (distance <= 0.0)).sum()
         return start
 
-    def draw_start(self, anywhere=False):
-        """A place for the object above the table, in the usual range or `anywhere`: position and rotation (N, 7)."""
-        start_range = self.table_range if anywhere else self.start_range
-        position = self.object_start + start_range * self.uniform(-1.0, 1.0, 3)
+    def draw_start(self, size, near, anywhere):
+        """Places above the table for objects of edges `size` (R, 3) m: position and rotation (R, 7).
+
+        Of every near + anywhere in a row the first `near` are in the usual range, the others on the whole table.
+        """
+        start_range = torch.cat([self.start_range.expand(near, 3), self.table_range.expand(anywhere, 3)])
+        start_range = start_range.repeat(len(size) // len(start_range), 1)
+        uniform = torch.rand(size.shape, generator=self.generator, device=self.device)
+        position = self.object_start + start_range * (2.0 * uniform - 1.0)
         if self.start_side:
-            position[:, 0] += self.either_side(self.start_side)
-        quaternion = self.random_rotation()
-        lowest = scene.TABLE_TOP + START_CLEARANCE + half_height(quaternion, self.object_size)
+            position[:, 0] += self.either_side(self.start_side, len(size))
+        quaternion = self.random_rotation(len(size))
+        lowest = scene.TABLE_TOP + START_CLEARANCE + half_height(quaternion, size)
         position[:, 2] = torch.maximum(position[:, 2], lowest)  # else long objects would start inside the table
         return torch.cat([position, quaternion], 1)
 
@@ -511,7 +519,7 @@ class AllegroKukaReorientation(AllegroKukaBase):
 
     def draw_goal(self):
         goal = super().draw_goal()
-        goal[:, 3:] = self.random_rotation()
+        goal[:, 3:] = self.random_rotation(self.num_envs)
         return goal
 
     def begin_next_goal(self, mask):

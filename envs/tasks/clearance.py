@@ -27,9 +27,6 @@ class Clearance:
         def tensor(values):
             return torch.as_tensor(values, dtype=torch.float32, device=device)
 
-        def matrices(quaternions):
-            return tensor(rotation_matrices(quaternions))
-
         bodies = list(moved)
         for body in moved:  # and the fixed bodies that carry them
             while model.body_parentid[body]:
@@ -42,15 +39,16 @@ class Clearance:
         order = sorted(bodies, key=lambda body: (depth[body], body))
         joint = {body: i for i, body in enumerate(moved)}
         self.joint_index = torch.tensor([joint.get(body, num_joints) for body in order], device=device)  # J: none
+        # A body's frame in its parent's is fixed + sin(angle) turned + (1 - cos(angle)) twice, Rodrigues' formula
         axes = np.array([model.jnt_axis[joint.get(body, 0)] for body in order])
-        self.axes, self.offsets = tensor(axes), tensor(model.body_pos[order])
-        self.frames = matrices(model.body_quat[order])
+        fixed, cross = frames(model.body_pos[order], model.body_quat[order]), cross_products(axes)
+        self.fixed, self.turned, self.twice = tensor(fixed), tensor(fixed @ cross), tensor(fixed @ cross @ cross)
         self.levels = []  # per depth: places of its bodies in `order`, and of their parents in the depth before
         before = [0]
         for level in range(1, max(depth.values()) + 1):
             here = [body for body in order if depth[body] == level]
             parents = [before.index(int(model.body_parentid[body])) for body in here]
-            self.levels.append((torch.tensor([order.index(body) for body in here], device=device),
+            self.levels.append((slice(order.index(here[0]), order.index(here[-1]) + 1),
                                 torch.tensor(parents, device=device)))  # fmt: skip
             before = here
 
@@ -63,21 +61,17 @@ class Clearance:
         half[capsule] = half[capsule][:, [1, 1, 1]] * (0.0, 0.0, 1.0)
         self.half = tensor(half)
         self.geom_body = torch.tensor([order.index(int(model.geom_bodyid[i])) for i in geoms], device=device)
-        self.geom_pos, self.geom_frame = tensor(model.geom_pos[geoms]), matrices(model.geom_quat[geoms])
+        self.geom_frames = tensor(frames(model.geom_pos[geoms], model.geom_quat[geoms]))
 
     def shapes(self, joint_pos):
         """Where the shapes are: centres (R, S, 3) m and axes as columns (R, S, 3, 3). joint_pos (R, J) rad."""
-        angle = torch.nn.functional.pad(joint_pos, (0, 1))[:, self.joint_index]
-        local = self.frames @ axis_rotation(self.axes, angle)
-        positions = [joint_pos.new_zeros(len(joint_pos), 1, 3)]
-        rotations = [torch.eye(3, device=joint_pos.device).expand(len(joint_pos), 1, 3, 3)]
+        angle = torch.nn.functional.pad(joint_pos, (0, 1))[:, self.joint_index, None, None]
+        local = self.fixed + angle.sin() * self.turned + (1.0 - angle.cos()) * self.twice
+        bodies = [torch.eye(4, device=joint_pos.device).expand(len(joint_pos), 1, 4, 4)]
         for here, parents in self.levels:
-            rotation = rotations[-1][:, parents]
-            positions.append(positions[-1][:, parents] + (rotation @ self.offsets[here, :, None])[..., 0])
-            rotations.append(rotation @ local[:, here])
-        position = torch.cat(positions[1:], 1)[:, self.geom_body]
-        rotation = torch.cat(rotations[1:], 1)[:, self.geom_body]
-        return position + (rotation @ self.geom_pos[:, :, None])[..., 0], rotation @ self.geom_frame
+            bodies.append(bodies[-1][:, parents] @ local[:, here])
+        shapes = torch.cat(bodies[1:], 1)[:, self.geom_body] @ self.geom_frames
+        return shapes[..., :3, 3], shapes[..., :3, :3]
 
     def distance(self, shapes, box_pos, box_quat, box_half):
         """From the surface of a box to the nearest shape, m; at most 0 where they overlap: (R,).
@@ -90,27 +84,27 @@ class Clearance:
         centre = (box * (centre - box_pos[:, None]).movedim(-1, 0)[:, None]).sum(0)  # (3, R, S), in the box's axes
         rotation = (box[:, :, None] * rotation.permute(2, 3, 0, 1)[:, None]).sum(0)  # (3, 3, R, S)
         edge, half = box_half.T[..., None], self.half.T[:, None]
-        of_shape = centre
+        low, high, minus_half = -edge - centre, edge - centre, -half  # of the box, as seen from the shape's centre
+        of_shape = torch.zeros_like(centre)
         for _ in range(ITERATIONS):  # the nearest points of two convex bodies
-            of_box = torch.minimum(torch.maximum(of_shape, -edge), edge)
-            local = (rotation * (of_box - centre)[:, None]).sum(0)
-            of_shape = centre + (rotation * torch.minimum(torch.maximum(local, -half), half)).sum(1)
-        of_box = torch.minimum(torch.maximum(of_shape, -edge), edge)
-        return ((of_shape - of_box).norm(dim=0) - self.radius).amin(-1)
+            local = (rotation * of_shape.clamp(low, high)[:, None]).sum(0)
+            of_shape = (rotation * local.clamp(minus_half, half)).sum(1)
+        return ((of_shape - of_shape.clamp(low, high)).norm(dim=0) - self.radius).amin(-1)
 
 
-def rotation_matrices(quaternions):
-    """Numpy (B, 4) w, x, y, z, of any length -> (B, 3, 3)."""
-    matrix = np.zeros((len(quaternions), 3, 3))
-    for quaternion, entry in zip(quaternions, matrix.reshape(-1, 9)):
-        mujoco.mju_quat2Mat(entry, quaternion)
-    return matrix
+def frames(positions, quaternions):
+    """Numpy (B, 3) m, (B, 4) w, x, y, z, of any length -> homogeneous transforms (B, 4, 4)."""
+    found = np.tile(np.eye(4), (len(positions), 1, 1))
+    found[:, :3, 3] = positions
+    rotation = np.zeros(9)
+    for frame, quaternion in zip(found, quaternions):
+        mujoco.mju_quat2Mat(rotation, quaternion)
+        frame[:3, :3] = rotation.reshape(3, 3)
+    return found
 
 
-def axis_rotation(axis, angle):
-    """Turns about unit axes (B, 3) by angles (R, B) rad as matrices (R, B, 3, 3), Rodrigues' formula."""
-    x, y, z = axis.unbind(-1)
-    zero = torch.zeros_like(x)
-    cross = torch.stack([zero, -z, y, z, zero, -x, -y, x, zero], -1).unflatten(-1, (3, 3))
-    sin, cos = angle.sin()[..., None, None], angle.cos()[..., None, None]
-    return torch.eye(3, device=angle.device) + sin * cross + (1.0 - cos) * (cross @ cross)
+def cross_products(axes):
+    """Numpy (B, 3) -> matrices (B, 4, 4) whose upper left (3, 3) take the cross product with them, else 0."""
+    found = np.zeros((len(axes), 4, 4))
+    found[:, :3, :3] = np.cross(axes[:, None], np.eye(3)).swapaxes(1, 2)
+    return found

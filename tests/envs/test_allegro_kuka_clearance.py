@@ -89,19 +89,19 @@ def test_no_object_starts_in_the_hand(all_objects):
 def test_of_several_draws_the_first_clear_one_is_taken(make_still, monkeypatch):  # noqa: F811
     """The third draw is clear in environment 0, none in 1 and 2, where the fourth is the farthest."""
     env = make_still(3)
-    draws, distances = [], iter(
-        torch.tensor([[-0.01, -0.03, 0.001], [0.0, -0.02, 0.0], [0.006, -0.01, 0.0], [0.009, -0.001, 0.004]]
-                     + [[0.02, -0.03, 0.002]] * 20)
-    )  # fmt: skip
-    draw = env.draw_start
-    monkeypatch.setattr(env, "draw_start", lambda anywhere: draws.append((anywhere, draw(anywhere))) or draws[-1][1])
-    monkeypatch.setattr(env.clearance, "distance", lambda *args: next(distances))
+    distances = torch.tensor(
+        [[-0.01, -0.03, 0.001], [0.0, -0.02, 0.0], [0.006, -0.01, 0.0], [0.009, -0.001, 0.004]]
+        + [[0.02, -0.03, 0.002]] * 20
+    )
+    draws, draw, first_and_others = [], env.draw_start, iter([distances[0], distances[1:].T.flatten()])
+    monkeypatch.setattr(env, "draw_start", lambda *args: draws.append(draw(*args)) or draws[-1])
+    monkeypatch.setattr(env.clearance, "distance", lambda *args: next(first_and_others))
     env.place_object(torch.ones(3, dtype=torch.bool), env.target, torch.zeros(3, 23))
-    starts = torch.stack([draws[2][1][0], draws[3][1][1], draws[3][1][2]])
-    assert torch.equal(env.engine.qpos[:, 23:30], starts)
-    assert [anywhere for anywhere, _ in draws] == [False] * 8 + [True] * 16
+    others = draws[1].view(3, 23, 7)
+    assert torch.equal(env.engine.qpos[:, 23:30], torch.stack([others[0, 1], others[1, 2], others[2, 2]]))
     assert env.blocked_starts.item() == 1  # the third environment's object touches nothing
-    table = torch.stack([start for anywhere, start in draws if anywhere])[..., :2].abs().amax((0, 1))
+    assert others[:, :7, :2].abs().max() <= 0.1
+    table = others[:, 7:, :2].abs().amax((0, 1))
     assert 0.1 < table[0] < 0.2375 - 0.019 and 0.1 < table[1] < 0.2 - 0.019
 
 
@@ -109,7 +109,7 @@ def test_starts_that_were_clear_are_as_they_were(all_objects, make_still, monkey
     """The first draw, the original's, is kept unless it overlaps with the robot or nearly does."""
     env = make_still(947)
     draws, draw = [], env.draw_start
-    monkeypatch.setattr(env, "draw_start", lambda anywhere: draws.append(draw(anywhere)) or draws[-1])
+    monkeypatch.setattr(env, "draw_start", lambda *args: draws.append(draw(*args)) or draws[-1])
     env.reset_where(torch.ones(947, dtype=torch.bool))
     kept = (env.engine.qpos[:, 23:30] == draws[0]).all(1).numpy()
     joints, start, clear = env.engine.qpos[:, :23].double().numpy(), draws[0].double().numpy(), []

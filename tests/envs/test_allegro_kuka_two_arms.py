@@ -58,9 +58,9 @@ def test_a_joint_of_an_arm_keeps_to_its_speed_limit(joint):
 
 def test_starts_lie_on_both_sides():
     env = started(REGRASPING, 1)
-    env.num_envs, env.object_size = 4000, env.object_size.expand(4000, 3)
-    for anywhere, reach, depth in ((False, 0.1, 0.1), (True, 0.18, 0.18)):
-        x, y, z = env.draw_start(anywhere)[:, :3].unbind(1)
+    size = env.object_size.expand(4000, 3)
+    for draws, reach, depth in (((1, 0), 0.1, 0.1), ((0, 1), 0.18, 0.18)):
+        x, y, z = env.draw_start(size, *draws)[:, :3].unbind(1)
         assert (x > 0).float().mean().item() == pytest.approx(0.5, abs=0.04)
         for low, values in ((0.35 - reach, x.abs()), (-depth, y)):
             assert values.min().item() == pytest.approx(low, abs=0.005)
