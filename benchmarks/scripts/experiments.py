@@ -315,7 +315,6 @@ EXPERIMENTS = {
         variants=(
             Variant("PPO", "ppo.py", "--clip-vloss"),
             Variant("PPO, unclipped", "ppo.py", "--no-clip-vloss"),
-            Variant("PPO, separate critic", "ppo.py", "--clip-vloss --separate-critic"),
         ),
     ),
     "ant_populations": robot("Ant", RETURN),
