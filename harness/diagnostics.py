@@ -34,15 +34,19 @@ def diagnose(iteration, agent, batch, args):
     shown = torch.linspace(0, args.num_agents - 1, min(args.num_agents, 9)).round().long().tolist()
     kls = kl_matrix(agent, on, shown, args.num_agents)
     log_ratios = log_ratio({**on, "agent_ids": torch.full_like(on["agent_ids"], LEADER)})
-    spread = agent.latents.std(0, unbiased=False).mean()
-    values = {"population/kl_matrix": kl_image(kls), "population/latent_spread": spread}
+    shade = ((kls.clamp(1e-3, 1e2).log10() + 3) / 5).cpu()  # black 1e-3 to white 100 nats, on a log scale
+    values = {
+        "population/kl_matrix": shade.repeat_interleave(24, 0).repeat_interleave(24, 1).expand(3, -1, -1),
+        "population/latent_spread": agent.latents.std(0, unbiased=False).mean(),
+    }
     if args.num_agents > 1:
         deviation, ess = importance_statistics(log_ratios, args.num_agents)
+        nearest = (kls + torch.diag(torch.full_like(kls[0], math.inf))).argmin(1)  # other agent, of each row
         values.update({
             "population/is_ratio_deviation": deviation[LEADER + 1 :].mean(),
             "population/is_log_ratio_median": log_ratios[:, columns // args.num_agents :].abs().median(),
             "population/ess_rate": ess,
-            "population/leader_is_nearest": (nearest_agents(kls)[1:] == LEADER).float().mean(),
+            "population/leader_is_nearest": (nearest[1:] == LEADER).float().mean(),
             "population/kl_to_leader": kls[1:, LEADER].mean(),
         })
     if off["obs"].shape[1]:
@@ -73,27 +77,13 @@ def kl_matrix(agent, rows, agents, num_agents):
     return torch.stack(matrix)
 
 
-def nearest_agents(kls):
-    """For each row of the KL matrix (K, K) the column of the nearest other agent (K,)."""
-    return (kls + torch.diag(torch.full_like(kls[0], math.inf))).argmin(1)
-
-
-def kl_image(kls, cell=24):
-    """The KL matrix (K, K) as a grey image (3, K cell, K cell), black 1e-3 to white 100 nats, on a log scale.
-
-    First row and column are the leader's (CPO Fig. 4).
-    """
-    shade = ((kls.clamp(1e-3, 1e2).log10() + 3) / 5).cpu()
-    return shade.repeat_interleave(cell, 0).repeat_interleave(cell, 1).expand(3, -1, -1)
-
-
 def population_scalars(agent, episodes):
     """The agents' objectives beside the leader's, and how far their latents are from its own."""
     objectives = episodes.means[2]
     return {
         "population/objectives": objectives.tolist(),
-        "population/objective_median": objectives.quantile(0.5),
-        "population/objective_worst": objectives.min(),
+        "population/objective_median": objectives.nanquantile(0.5),
+        "population/objective_worst": objectives.nanquantile(0.0),
         "population/latent_distance": (agent.latents[1:] - agent.latents[LEADER]).norm(dim=1).mean(),
     }
 
@@ -107,7 +97,7 @@ class LineageStats:
     def __init__(self):
         self.generation = 0
         self.pending = {}  # child's id -> fitness of the agent it replaced, mean of its parents'
-        self.completed = []  # (child's fitness, fitness of the agent it replaced, mean of its parents')
+        self.completed = []  # of the last 1,000: (child's fitness, that of the agent it replaced, mean of its parents')
 
     def complete(self, fitness):
         """fitness (A,): once it is known for all followers (not NaN), the pending children have theirs."""
@@ -115,7 +105,7 @@ class LineageStats:
             return
         fitness = fitness - fitness[LEADER + 1 :].mean()
         self.completed += [(fitness[child].item(), *before) for child, before in self.pending.items()]
-        self.pending = {}
+        self.completed, self.pending = self.completed[-1_000:], {}
 
     def record(self, lineage, fitness):
         """lineage: [(child, parent, parent), ...]; fitness (A,) that they were selected by. Returns the log's text."""

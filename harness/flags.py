@@ -23,10 +23,10 @@ POSITIVE = (
 
 
 def parse_args(Args, tuned, check_args=None, argv=None):
-    """Parse the command line. Flags that are not given come from the checkpoint (--resume) or from the task's rows.
+    """Parse the command line. Flags that are not given come from the checkpoint (--resume) or from the task's row.
 
-    tuned: the script's table of hyperparameters.py; without a GPU the task's row of CPU comes on top of it.
-    check_args(args): the script's own refusals. Returns args and the checkpoint, None for a new run.
+    tuned: the script's table of hyperparameters.py; check_args(args): the script's own refusals.
+    Returns args and the checkpoint, None for a new run.
     """
     distributed.start()
     given = tyro.cli(Args, args=argv, add_help=False, return_unknown_args=True)[0]

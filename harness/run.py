@@ -50,14 +50,13 @@ class Run:
         if saved:
             self.load(saved)
         if distributed.RANK == 0:
-            # what was logged after the checkpoint is logged again
-            self.writer = SummaryWriter(self.folder, purge_step=self.global_step + 1 if saved else None)
+            self.writer = SummaryWriter(self.folder, purge_step=self.global_step + 1)  # what a resumed run logs again
             rows = "\n".join(f"|{key}|{value}|" for key, value in vars(args).items())
             self.writer.add_text("hyperparameters", f"|flag|value|\n|-|-|\n{rows}", self.global_step)
         self.saved_time = time.monotonic()
         self.clock = [(self.saved_time, self.global_step)]  # of the iterations of the last minute
-        numbers = [number for number in SIGNALS if signal.getsignal(number) != signal.SIG_IGN]  # nohup ignores SIGHUP
-        self.handlers = {number: signal.signal(number, self.stop) for number in numbers}
+        heard = [number for number in SIGNALS if signal.getsignal(number) != signal.SIG_IGN]  # nohup ignores SIGHUP
+        self.handlers = {number: signal.signal(number, self.stop) for number in heard}
 
     def stop(self, signum, frame):
         """The first signal ends the run after this iteration, with a checkpoint; a second one ends it at once."""
@@ -80,9 +79,8 @@ class Run:
                 if isinstance(value, torch.optim.Optimizer):
                     check_moments(value, loaded, self.state["agent"])
                 value.load_state_dict(loaded)
-            else:
-                for tensor in getattr(value, "curriculum", ()):
-                    getattr(value, tensor).copy_(loaded[tensor])
+            for tensor in getattr(value, "curriculum", ()):
+                getattr(value, tensor).copy_(loaded[tensor])
         self.iteration = self.saved_iteration = saved["iteration"]
         self.global_step = saved["global_step"]
         if same or distributed.RANK == 0:
@@ -98,9 +96,8 @@ class Run:
     def checkpoint(self, iteration, global_step):
         """Save every --checkpoint-interval minutes, at the end, and when a signal has come."""
         minutes, interval = (time.monotonic() - self.saved_time) / 60.0, self.args.checkpoint_interval or math.inf
-        # a signal to any process; one that comes after this waits for the next iteration
-        seen = distributed.of_each(torch.tensor([self.signum, minutes >= interval])).amax(0)
-        self.stopping, due = seen.tolist()
+        # of any process; a signal that comes after this waits for the next iteration
+        self.stopping, due = distributed.of_each(torch.tensor([self.signum, minutes >= interval])).amax(0).tolist()
         if not (due or self.stopping or iteration == self.args.num_iterations):
             return
         own = {name: value for name, value in self.state.items() if not distributed.is_shared(value)}
@@ -160,18 +157,14 @@ class Run:
 
     def describe(self, numbers, speed):
         """The terminal's line: return and objective of one agent; of a population, its agents' objectives."""
-        objective, best = numbers["charts/leader_objective"], numbers["charts/best_agent_objective"]
+        objective, age = numbers["charts/leader_objective"], numbers["charts/leader_age"]
+        result = f"return {numbers['charts/leader_return']:9.2f} | objective {objective:7.2f}"
         if not math.isfinite(objective):
             result = f"no whole episode of the leader yet, reward per step {numbers['charts/reward_per_step']:.4f}"
-        elif "population/objective_median" not in numbers:
-            result = f"return {numbers['charts/leader_return']:9.2f} | objective {objective:7.2f}"
-        else:
-            source = f"{numbers['charts/leader_episodes']:.0f} episodes"
-            if numbers["charts/leader_age"]:
-                source = f"{numbers['charts/leader_age']:.0f} iterations ago"
-            median = numbers["population/objective_median"]
-            middle = f"median {median:.2f}, " if math.isfinite(median) else ""  # not before every agent has an episode
-            result = f"objective: leader {objective:.2f} ({source}), {middle}best {best:.2f}"
+        elif "population/objective_median" in numbers:
+            source = f"{age:.0f} iterations ago" if age else f"{numbers['charts/leader_episodes']:.0f} episodes"
+            median, best = numbers["population/objective_median"], numbers["charts/best_agent_objective"]
+            result = f"objective: leader {objective:.2f} ({source}), median {median:.2f}, best {best:.2f}"
         if "evolution/generation" in numbers:
             result += f" | {numbers['evolution/generation']:.0f} generations"
         steps = self.args.num_iterations * self.args.num_envs * self.args.num_steps
@@ -182,6 +175,7 @@ class Run:
         """End the run: status 128 + the signal that stopped it, 1 if the last checkpoint could not be written."""
         for number, handler in self.handlers.items():
             signal.signal(number, handler)
+        distributed.finish()
         if distributed.RANK == 0:
             self.attempt("log", self.writer.close)
             self.lock.close()
@@ -189,7 +183,6 @@ class Run:
                 sys.exit("the last checkpoint could not be written")
             if self.stopping:
                 print(f"stopped; to go on: --resume {self.folder}", flush=True)
-        distributed.finish()
         if self.stopping:
             sys.exit(128 + self.stopping)
 
@@ -197,12 +190,10 @@ class Run:
 class EpisodeStatistics(nn.Module):
     """Return, length and objective of the episodes that finish, per agent."""
 
-    KEYS = ("return", "length", "objective")
-
     def __init__(self, num_envs, num_agents, device):
         super().__init__()
         self.register_buffer("counts", torch.zeros(num_envs, device=device))  # of this iteration's episodes
-        self.register_buffer("sums", torch.zeros(3, num_envs, device=device))  # of KEYS, over these episodes
+        self.register_buffer("sums", torch.zeros(3, num_envs, device=device))  # of return, length, objective
         # of each agent's episodes in the latest iteration that had any, and how many iterations ago that was
         self.register_buffer("means", torch.full((3, num_agents), math.nan, device=device))
         self.register_buffer("ages", torch.zeros(num_agents, device=device))
@@ -210,7 +201,8 @@ class EpisodeStatistics(nn.Module):
     def record(self, episode):
         """episode: `info["episode"]` of a step, done (N,) and return, length, objective (N,)."""
         self.counts += episode["done"]
-        self.sums += torch.where(episode["done"], torch.stack([episode[key] for key in self.KEYS]), 0.0)
+        values = torch.stack([episode[key] for key in ("return", "length", "objective")])
+        self.sums += torch.where(episode["done"], values, 0.0)
 
     def end_iteration(self):
         """Scalars of the episodes that finished since the last call; an agent without any keeps its last means."""
@@ -219,14 +211,14 @@ class EpisodeStatistics(nn.Module):
         sums = distributed.total(self.sums.view(3, num_agents, -1).sum(2))  # (3, A)
         self.means = torch.where(counts > 0, sums / counts, self.means)
         self.ages = torch.where(counts > 0, 0.0, self.ages + 1.0)
-        over_all = sums.sum(1) / counts.sum()
+        episodic_return, length, objective = sums.sum(1) / counts.sum()
         self.counts.zero_()
         self.sums.zero_()
         return {
             "charts/episodes": counts.sum(),
-            "charts/episodic_return": over_all[0],
-            "charts/episodic_length": over_all[1],
-            "charts/objective": over_all[2],
+            "charts/episodic_return": episodic_return,
+            "charts/episodic_length": length,
+            "charts/objective": objective,
             "charts/leader_return": self.means[0, 0],
             "charts/leader_objective": self.means[2, 0],
             "charts/leader_episodes": counts[0],
@@ -241,12 +233,10 @@ def check_moments(optimizer, saved, agent):
     for index, parameter in enumerate(p for group in optimizer.param_groups for p in group["params"]):
         for moment in saved["state"].get(index, {}).values():
             if moment.dim() and moment.shape != parameter.shape:
-                found, name = tuple(moment.shape), names.get(id(parameter), index)
-                raise ValueError(f"the optimizer's state of {name} is {found}, must be {tuple(parameter.shape)}")
+                raise ValueError(f"the optimizer's state of {names.get(id(parameter), index)} is {tuple(moment.shape)}")
 
 
 def state_dicts(state):
-    """What a checkpoint holds of `state` (name -> tensor or object), name -> copy or state_dict."""
     return {n: value.clone() if isinstance(value, torch.Tensor) else value.state_dict() for n, value in state.items()}
 
 
