@@ -94,9 +94,8 @@ def check_common_args(args):
     blocks = distributed.WORLD_SIZE * getattr(args, "num_agents", 1)
     if args.num_envs % blocks:
         refuse("--num-envs", args.num_envs, f"must be a multiple of {blocks}, agents times processes")
-    columns = args.num_envs // distributed.WORLD_SIZE
-    if args.num_minibatches > columns:
-        refuse("--num-minibatches", args.num_minibatches, f"must be at most {columns}, the environments of a process")
+    if args.num_minibatches > args.num_envs // distributed.WORLD_SIZE:
+        refuse("--num-minibatches", args.num_minibatches, "must be at most the environments of a process")
 
 
 def check_resumable(args, saved):
@@ -118,7 +117,5 @@ def make_env(args):
     engine = getattr(env, "engine_name", "its own")
     if engine == "mujoco" and args.device != "cpu":
         engine += " on the CPU (for MuJoCo Warp on the GPU: pip install -r requirements-gpu.txt)"
-    threads, processes = torch.get_num_threads(), distributed.WORLD_SIZE
-    workers = f"{processes} processes, " * (processes > 1) + f"{threads} thread{'s' * (threads > 1)}"
-    print(f"{args.env_id}: engine {engine}, {args.device}, {workers}, {args.num_envs:,} environments", flush=True)
+    print(f"{args.env_id}: engine {engine}, {args.device}, {args.num_envs:,} environments", flush=True)
     return env

@@ -4,6 +4,8 @@ Sources: SAPG Tables 2-4, EPO B.2 and CPO Tables 3-6, the released code where it
 and Cartpole, rl_games for EnvPool. A flag on the command line wins over its row. Without a GPU `CPU` comes on top.
 """
 
+from envs import TASKS  # before torch: Isaac Gym must be imported first
+
 
 def merge(*tables):
     """Tables laid over each other row by row; later ones win."""
@@ -36,14 +38,9 @@ RL_GAMES = dict(  # its configurations for EnvPool's MuJoCo tasks; minibatches o
 TOY = dict(  # ours
     num_envs=3_072, num_steps=16, num_minibatches=4, update_epochs=2, kl_threshold=0.016, hidden_sizes=(64, 64),
 )  # fmt: skip
-STARTS = ("", "HeldStarts")
-OBSTACLES = ("", "Barrier", "Hole", "Partition")
 PPO = {
     "AllegroHand": dict(IN_HAND, hidden_sizes=(512, 256, 128)),
-    **{f"AllegroKuka{task}{starts}": ALLEGRO_KUKA for task in ("Regrasping", "Reorientation") for starts in STARTS},
-    "AllegroKukaThrow": ALLEGRO_KUKA,
-    "AllegroKukaTwoArmsRegrasping": ALLEGRO_KUKA,
-    **{f"AllegroKukaTwoArmsReorientation{obstacle}": ALLEGRO_KUKA for obstacle in OBSTACLES},
+    **{task: ALLEGRO_KUKA for task in TASKS if task.startswith("AllegroKuka")},
     "Ant": dict(
         num_envs=4_096, total_timesteps=100_000_000, num_steps=16, num_minibatches=2, update_epochs=4,
         learning_rate=3e-4, kl_threshold=0.008, clip_coef=0.2, vf_coef=2.0, bounds_coef=1e-4, reward_scale=0.01,
@@ -71,7 +68,7 @@ POPULATION = dict(
 )  # fmt: skip
 SAPG = merge(PPO, {
     # half of CPO's 0.005; with two arms of 0.002, as released
-    **{f"AllegroKukaReorientation{starts}": dict(max_ent_coef=0.0025) for starts in STARTS},
+    **{task: dict(max_ent_coef=0.0025) for task in PPO if task.startswith("AllegroKukaReorientation")},
     **{task: dict(max_ent_coef=0.001) for task in PPO if task.startswith("AllegroKukaTwoArms")},
     **{task: dict(max_ent_coef=0.001) for task in ("Anymal", "Humanoid")},
     **{task: dict(max_ent_coef=0.0025) for task in ("FrankaCubePush", "FrankaCubeStack", "ShadowHand")},
