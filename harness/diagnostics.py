@@ -58,10 +58,7 @@ def diagnose(iteration, agent, batch, args):
 
 
 def importance_statistics(log_ratios, num_agents):
-    """log_ratios (T, N) of the leader to who acted -> mean |1 - w| per agent (A,) and ESS / (T N) (CPO Table 2, Eq. 5).
-
-    The leader's own rows, w = 1, are among them.
-    """
+    """log_ratios (T, N) of the leader to who acted -> mean |1 - w| of each (A,); ESS / (T N) (CPO Table 2, Eq. 5)."""
     w = log_ratios.double().exp()
     return (1 - w).abs().view(len(w), num_agents, -1).mean((0, 2)), w.sum() ** 2 / w.square().sum() / w.numel()
 
@@ -89,10 +86,7 @@ def population_scalars(agent, episodes):
 
 
 class LineageStats:
-    """What becomes of the genetic algorithm's children: does fitness say anything about the genome?
-
-    Fitness counts relative to the followers' mean at the time, so that everybody's progress is not taken for heredity.
-    """
+    """What becomes of the genetic algorithm's children. Fitness is relative to the followers' mean at the time."""
 
     def __init__(self):
         self.generation = 0
@@ -118,17 +112,14 @@ class LineageStats:
     def scalars(self):
         """Generations so far; share of children fitter than the agent they replaced; correlation with their parents.
 
-        NaN where too few children have a fitness. Where fitness is noise the correlation is 0, but the share is about
-        1 - 1 / A: the agent replaced was the worst, if only by chance.
+        Where fitness is noise the correlation is 0, but the share about 1 - 1 / A: the worst were replaced by chance.
         """
         child, replaced, parents = np.array(self.completed).reshape(-1, 3).T
         spread = len(child) > 2 and child.std() * parents.std() > 0
         success = (child > replaced).mean() if len(child) else math.nan
-        correlation = np.corrcoef(child, parents)[0, 1] if spread else math.nan
-        return {
-            "evolution/generation": self.generation, "evolution/child_success": success,
-            "evolution/heritability": correlation,
-        }  # fmt: skip
+        heritability = np.corrcoef(child, parents)[0, 1] if spread else math.nan
+        values = dict(generation=self.generation, child_success=success, heritability=heritability)
+        return {f"evolution/{name}": value for name, value in values.items()}
 
     def state_dict(self):
         return dict(vars(self))

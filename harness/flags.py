@@ -23,10 +23,9 @@ POSITIVE = (
 
 
 def parse_args(Args, tuned, check_args=None, argv=None):
-    """Parse the command line. Flags that are not given come from the checkpoint (--resume) or from the task's row.
+    """Args, with defaults from the checkpoint (--resume) or the task's row of `tuned`; and the checkpoint, or None.
 
     tuned: the script's table of hyperparameters.py; check_args(args): the script's own refusals.
-    Returns args and the checkpoint, None for a new run.
     """
     distributed.start()
     given = tyro.cli(Args, args=argv, add_help=False, return_unknown_args=True)[0]
@@ -45,7 +44,8 @@ def parse_args(Args, tuned, check_args=None, argv=None):
         blocks = getattr(given, "num_agents", 1) * distributed.WORLD_SIZE  # of equal size
         for row in (tuned_row, defaults):
             row["num_envs"] -= row["num_envs"] % max(1, min(blocks, row["num_envs"]))
-    args = tyro.cli(Args, args=argv, default=Args(**{name: defaults[name] for name in names if name in defaults}))
+    default = Args(**{name: defaults[name] for name in names if name in defaults})
+    args = tyro.cli(Args, args=argv, default=default, description=f"Tasks: {', '.join(envs.TASKS)}.")
     args.device = f"cuda:{distributed.LOCAL_RANK}" if on_gpu else "cpu"
     if on_gpu:
         torch.cuda.set_device(args.device)

@@ -12,22 +12,21 @@ def merge(*tables):
     return {task: {k: v for table in tables for k, v in table.get(task, {}).items()} for t in tables for task in t}
 
 
-PAPER_NUM_ENVS = 24_576
 ALLEGRO_KUKA = dict(
-    num_envs=PAPER_NUM_ENVS, total_timesteps=10_000_000_000, num_steps=16, num_minibatches=4, update_epochs=2,
+    num_envs=24_576, total_timesteps=10_000_000_000, num_steps=16, num_minibatches=4, update_epochs=2,
     learning_rate=1e-4, kl_threshold=0.016, clip_coef=0.1, vf_coef=4.0, bounds_coef=1e-4, reward_scale=0.01,
     hidden_sizes=(768, 512, 256), lstm=True, lstm_size=768,
 )  # fmt: skip
 IN_HAND = dict(
-    num_envs=PAPER_NUM_ENVS, total_timesteps=10_000_000_000, num_steps=8, num_minibatches=2, update_epochs=5,
+    num_envs=24_576, total_timesteps=10_000_000_000, num_steps=8, num_minibatches=2, update_epochs=5,
     learning_rate=5e-4, kl_threshold=0.016, clip_coef=0.2, vf_coef=4.0, bounds_coef=1e-4, reward_scale=0.01,
 )  # fmt: skip
 LOCOMOTION = dict(
-    num_envs=PAPER_NUM_ENVS, total_timesteps=5_000_000_000, num_steps=8, num_minibatches=2, update_epochs=5,
+    num_envs=24_576, total_timesteps=5_000_000_000, num_steps=8, num_minibatches=2, update_epochs=5,
     kl_threshold=0.008, clip_coef=0.2, vf_coef=4.0, bounds_coef=1e-4, hidden_sizes=(768, 512, 256),
 )  # fmt: skip
 FRANKA_CUBE = dict(
-    num_envs=PAPER_NUM_ENVS, total_timesteps=5_000_000_000, num_steps=16, num_minibatches=4, update_epochs=8,
+    num_envs=24_576, total_timesteps=5_000_000_000, num_steps=16, num_minibatches=4, update_epochs=8,
     learning_rate=5e-4, kl_threshold=0.008, clip_coef=0.2, vf_coef=4.0, bounds_coef=1e-4,
     hidden_sizes=(256, 128, 64), lstm=True, lstm_size=256,
 )  # fmt: skip

@@ -4,6 +4,7 @@ import inspect
 import math
 import os
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -14,11 +15,13 @@ import envs  # noqa: F401, before torch: Isaac Gym must be imported first
 import numpy as np
 import torch
 import torch.nn as nn
+from tensorboard.compat.proto.summary_pb2 import Summary
 from torch.utils.tensorboard import SummaryWriter
 
 from harness import distributed
 from harness.checkpoints import lock_folder, random_state, save_checkpoint, seed_everything, set_random_state
 
+EVALUATE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "evaluate.py")
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)  # USR1: Slurm's warning before the time limit
 
 
@@ -41,7 +44,7 @@ class Run:
             seed_everything((args.seed + distributed.SEED_OFFSET) % 2**32)
         else:
             task = args.env_id.replace(":", "-").replace("/", "-")
-            folder = f"runs/{task}__{self.script}__{args.seed}__{int(time.time())}"
+            folder = f"runs/{task}__{args.exp_name or self.script}__{args.seed}__{int(time.time())}"
             if saved:
                 folder = args.resume if os.path.isdir(args.resume) else os.path.dirname(args.resume)
             self.folder = os.path.abspath(folder)  # an environment may change the directory
@@ -50,13 +53,18 @@ class Run:
         if saved:
             self.load(saved)
         if distributed.RANK == 0:
+            if args.track:  # before the writer, which it watches
+                import wandb
+
+                options = dict(config=vars(args), sync_tensorboard=True)
+                wandb.init(project=args.wandb_project_name, name=os.path.basename(self.folder), **options)
             self.writer = SummaryWriter(self.folder, purge_step=self.global_step + 1)  # what a resumed run logs again
             rows = "\n".join(f"|{key}|{value}|" for key, value in vars(args).items())
             self.writer.add_text("hyperparameters", f"|flag|value|\n|-|-|\n{rows}", self.global_step)
         self.saved_time = time.monotonic()
         self.clock = [(self.saved_time, self.global_step)]  # of the iterations of the last minute
-        heard = [number for number in SIGNALS if signal.getsignal(number) != signal.SIG_IGN]  # nohup ignores SIGHUP
-        self.handlers = {number: signal.signal(number, self.stop) for number in heard}
+        # nohup ignores SIGHUP
+        self.handlers = {n: signal.signal(n, self.stop) for n in SIGNALS if signal.getsignal(n) != signal.SIG_IGN}
 
     def stop(self, signum, frame):
         """The first signal ends the run after this iteration, with a checkpoint; a second one ends it at once."""
@@ -88,6 +96,9 @@ class Run:
 
     def check_finite(self, iteration, tensors):
         """Raises FloatingPointError with the name of the first tensor (name -> tensor) that is not finite."""
+        largest = tensors["rewards"].abs().max()
+        if iteration == 1 and 0.0 < largest < 1e-3:
+            print(f"rewards are at most {largest:.0e}, lost beside the normalisers' floors: raise --reward-scale")
         extremes = torch.stack([x for tensor in tensors.values() for x in tensor.aminmax()])  # NaN where any is
         if not extremes.isfinite().all():
             first = next(name for name, tensor in tensors.items() if not tensor.isfinite().all())
@@ -110,6 +121,17 @@ class Run:
             }  # fmt: skip
             self.attempt("checkpoint", save_checkpoint, os.path.join(self.folder, "checkpoint.pt"), checkpoint)
             self.saved_iteration = iteration
+            if self.args.capture_video:
+                self.attempt("film", self.film, global_step)
+
+    def film(self, step):
+        """Let evaluate.py film the leader as it was saved, and show the film among TensorBoard's images."""
+        path = os.path.join(self.folder, "leader.gif")
+        if subprocess.run([sys.executable, EVALUATE, self.folder, "--video", path]).returncode:
+            raise OSError("evaluate.py failed")
+        with open(path, "rb") as file:
+            value = Summary.Value(tag="charts/leader", image=Summary.Image(encoded_image_string=file.read()))
+        self.writer.file_writer.add_summary(Summary(value=[value]), step)
 
     def attempt(self, what, write, *inputs, **options):
         """Call write(*inputs, **options). What a full disk refuses is reported once, and training goes on."""
@@ -122,10 +144,7 @@ class Run:
             self.failing.add(what)
 
     def log(self, iteration, global_step, values):
-        """Log values, name -> number, tensor (its mean), list (a histogram), image (3, H, W) or text; print a line.
-
-        Numbers are means over the processes, the others are rank 0's.
-        """
+        """Log values, name -> number, tensor (its mean), list (a histogram), image (3, H, W) or text; print a line."""
         self.iteration, self.global_step, now = iteration, global_step, time.monotonic()
         self.clock = [(t, step) for t, step in self.clock if now - t < 60.0] or self.clock[-1:]
         speed = (global_step - self.clock[0][1]) / (now - self.clock[0][0])
