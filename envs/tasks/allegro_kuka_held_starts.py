@@ -68,7 +68,7 @@ class HeldStarts:
         if not (self.training and mask.any()):
             return
         held = mask & (self.held_count > 0) & (self.uniform(0.0, 1.0) < self.held_share)
-        drawn = (self.uniform(0.0, 1.0) * self.held_count).long().clamp(max=BANK_SIZE - 1)
+        drawn = (self.uniform(0.0, 1.0) * self.held_count).long()
         rows = torch.arange(self.num_envs, device=self.device)
         self.engine.set_state(held, self.held_qpos[rows, drawn], torch.zeros_like(self.engine.qvel))
         self.target = torch.where(held[:, None], self.held_target[rows, drawn], self.target)
