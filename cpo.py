@@ -18,7 +18,7 @@ from typing import Literal, Optional, Tuple
 
 import envs  # before torch: Isaac Gym must be imported first
 import harness
-from harness import hyperparameters
+from harness import LEADER, MAX_LOG_RATIO, hyperparameters
 
 import torch
 import torch.nn as nn
@@ -26,8 +26,6 @@ import tyro
 from torch.distributions import Normal, kl_divergence
 
 MAX_STD = 2.0  # of an action; ours: the environment clamps actions, so without a bound the entropy bonus has no cost
-MAX_LOG_RATIO = 20.0  # cap on log(pi_new / pi_old), against overflow; no useful ratio comes near it
-LEADER = 0  # SAPG: the agent that learns from all others; the harness and evaluate.py also count on 0
 MAX_AWAC_WEIGHT = 100.0  # CPO: released code
 
 
@@ -48,8 +46,8 @@ class Args:
     """random seed"""
     cuda: bool = True
     """use the GPU if there is one"""
-    checkpoint_interval: int = 100
-    """iterations between checkpoints; 0: only at the end and when stopped"""
+    checkpoint_interval: float = 10.0
+    """minutes between checkpoints; 0: only at the end and when stopped"""
     resume: Optional[str] = None
     """run folder or checkpoint file to resume, with its flags; a few may change, see docs/running.md"""
 
@@ -87,7 +85,9 @@ class Args:
     hidden_sizes: Tuple[int, ...] = (256, 128, 64)
     """widths of the MLP's hidden layers, ELU after each (IsaacGymEnvs' Ant)"""
     separate_critic: bool = False
-    """give the value an MLP of its own (SAPG's text); off: one trunk for policy and value (released code)"""
+    """give the value an MLP of its own (SAPG's text; after a shared LSTM); off: one trunk (released code)"""
+    init_std: float = 1.0
+    """initial standard deviation of the actions (released code: 1)"""
     lstm: bool = False
     """put LSTM and LayerNorm before the MLP (released code of all three papers, for AllegroKuka)"""
     lstm_size: int = 768
@@ -131,10 +131,6 @@ class Args:
 def check_args(args):
     """Refuse what the population cannot work with."""
     # SAPG
-    if args.num_agents < 1:
-        harness.refuse("--num-agents", args.num_agents, "must be at least 1")
-    if args.latent_dim < 0:
-        harness.refuse("--latent-dim", args.latent_dim, "must be at least 0")
     others = max(args.num_agents - 1, 1) if args.aggregation != "one-follower" else 1
     if args.off_policy_ratio > others:
         harness.refuse("--off-policy-ratio", args.off_policy_ratio, f"must be at most {others} with {args.aggregation}")
@@ -210,10 +206,11 @@ class Agent(nn.Module):
         self.actor = layer_init(nn.Linear(args.hidden_sizes[-1], num_actions))
         self.critic = layer_init(nn.Linear(args.hidden_sizes[-1], 1))
         self.critic_mlp = make_mlp(width, args.hidden_sizes) if args.separate_critic else None
-        self.actor_logstd = nn.Parameter(torch.zeros(args.num_agents, num_actions))  # SAPG: one std per agent
+        # SAPG: one std per agent
+        self.actor_logstd = nn.Parameter(torch.full((args.num_agents, num_actions), math.log(args.init_std)))
 
     def encode(self, obs, agent_ids, dones, lstm_state):
-        """obs (T, N, D), dones (T, N): whether obs begins an episode, lstm_state (1, N, 2H) before the first step.
+        """obs (T, N, D), dones (T, N): whether obs begins an episode (None: never), lstm_state (1, N, 2H) before it.
         agent_ids (1, N): whose latent each column is conditioned on.
 
         Returns the MLPs' input (T, N, F) and the state after each step (T, N, 2H), which is empty without LSTM.
@@ -222,6 +219,7 @@ class Agent(nn.Module):
         x = torch.cat([x, self.latents[agent_ids].expand(len(x), -1, -1)], -1)  # SAPG 4.4
         if not self.state_size:
             return x, lstm_state.expand(len(x), -1, -1)
+        dones = torch.zeros_like(x[..., 0], dtype=torch.bool) if dones is None else dones
         outputs, states = [], []
         h, c = lstm_state.chunk(2, dim=-1)
         for x_t, done in zip(x, dones):
@@ -246,6 +244,10 @@ class Agent(nn.Module):
             action = mean + policy.stddev * torch.randn_like(mean)  # on a GPU policy.sample() waits for the device
         value = self.critic(self.critic_mlp(x) if self.critic_mlp else features).squeeze(-1)
         return action, policy.log_prob(action).sum(-1), policy, value, states
+
+    def best_action(self, policy):
+        """What evaluations, films and exports play."""
+        return policy.mean
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -310,8 +312,7 @@ def offpolicy_batch(agent, batch, rewards, next_obs, terminated, columns, learne
         off["obs"], ids, off["dones"], off["lstm_state"], off["actions"]
     )
     rows = next_obs[:, columns].flatten(0, 1)[None]  # (1, T C, D): each follows from its own state
-    no_dones = torch.zeros(rows.shape[:2], dtype=torch.bool, device=rows.device)
-    next_values = agent.get_value(rows, ids.repeat(1, len(rewards)), no_dones, states.flatten(0, 1)[None])
+    next_values = agent.get_value(rows, ids.repeat(1, len(rewards)), None, states.flatten(0, 1)[None])
     next_values = agent.value_rms.denormalize(next_values.view(len(rewards), -1)) * ~terminated[:, columns]
     off["means"], off["logstds"] = old_policy.mean, agent.actor_logstd[ids]
     off["values"] = values
@@ -408,12 +409,14 @@ def main(argv=None):
     means = torch.zeros(T, N, env.num_actions, device=device)
     logprobs = torch.zeros(T, N, device=device)
     rewards = torch.zeros(T, N, device=device)
-    next_obs = torch.zeros(T, N, env.num_obs, device=device)  # SAPG Eq. 6: the result of each action
     terminated = torch.zeros(T, N, dtype=torch.bool, device=device)
-    final_values = torch.zeros(T, N, device=device)  # V(final_obs) where truncated
+    next_obs = torch.zeros(T, N, env.num_obs, device=device)  # the result of each action: final_obs where it ended
+    final_values = torch.zeros(T, N, device=device)  # V(next_obs) where truncated
+    states = torch.zeros(T, N, agent.state_size, device=device)  # after each step
     lstm_state = torch.zeros(1, N, agent.state_size, device=device)  # before obs[0]
 
-    obs[0], dones[0] = env.reset(), True
+    obs[0] = env.reset()
+    dones[0] = True
     episodes = harness.EpisodeStatistics(N, args.num_agents, device)
     state = {
         "agent": agent, "optimizer": optimizer, "env": env, "episodes": episodes,
@@ -424,34 +427,30 @@ def main(argv=None):
     run = harness.Run(args, state, saved)
     global_step = run.global_step
     for iteration in range(run.iteration + 1, args.num_iterations + 1):
-        # --------------------------------------------------------------------------------------------------------------
-        # Rollout
-        # --------------------------------------------------------------------------------------------------------------
+        # ---------------------------------------------------------------- Rollout
         rollout_start = time.perf_counter()
         next_lstm_state = lstm_state
         with torch.no_grad():
             for t in range(T):
-                actions[t], logprobs[t], policy, values[t], next_lstm_state = agent.get_action_and_value(
+                action, logprobs[t], policy, values[t], next_lstm_state = agent.get_action_and_value(
                     obs[t : t + 1], agent_ids, dones[t : t + 1], next_lstm_state
                 )
+                actions[t] = action
                 means[t] = policy.mean
-                obs[t + 1], reward, terminated[t], truncated, info = env.step(actions[t])
-                rewards[t], dones[t + 1] = args.reward_scale * reward, terminated[t] | truncated
-                next_obs[t] = torch.where(dones[t + 1][:, None], info["final_obs"], obs[t + 1])  # SAPG Eq. 6
-                if truncated.any():
-                    ids = truncated.nonzero().squeeze(1)
-                    no_dones = torch.zeros(1, len(ids), dtype=torch.bool, device=device)
-                    final_values[t, ids] = agent.get_value(
-                        info["final_obs"][None, ids], agent_ids[:, ids], no_dones, next_lstm_state[:, ids]
-                    )[0]
+                states[t] = next_lstm_state
+                obs[t + 1], reward, terminated[t], truncated, info = env.step(action[0])
+                rewards[t] = args.reward_scale * reward
+                dones[t + 1] = terminated[t] | truncated
+                next_obs[t] = torch.where(dones[t + 1][:, None], info["final_obs"], obs[t + 1])
                 episodes.record(info["episode"])
             values[T] = agent.get_value(obs[T:], agent_ids, dones[T:], next_lstm_state)
+            at = (dones[1:] & ~terminated).nonzero(as_tuple=True)  # steps and columns of truncated episodes
+            if len(at[0]):
+                final_values[at] = agent.get_value(next_obs[at][None], agent_ids[:, at[1]], None, states[at][None])[0]
         global_step += T * args.num_envs
         harness.share_curriculum(env)
 
-        # --------------------------------------------------------------------------------------------------------------
-        # Advantages and batch
-        # --------------------------------------------------------------------------------------------------------------
+        # ---------------------------------------------------------------- Advantages and batch
         update_start = time.perf_counter()
         raw_values = agent.value_rms.denormalize(values)
         next_values = torch.where(dones[1:], agent.value_rms.denormalize(final_values), raw_values[1:]) * ~terminated
@@ -503,10 +502,7 @@ def main(argv=None):
         diagnosis = harness.diagnose(iteration, agent, batch, args)  # SAPG; before obs_rms changes the policy
         agent.obs_rms.update(obs[:-1])
 
-        # --------------------------------------------------------------------------------------------------------------
-        # Update
-        # --------------------------------------------------------------------------------------------------------------
-        run.remember()  # for nan_dump.pt, should a loss not be finite
+        # ---------------------------------------------------------------- Update
         step_losses = defaultdict(list)  # name -> one number per gradient step
         for epoch in range(args.update_epochs):
             kls = []
@@ -562,22 +558,24 @@ def main(argv=None):
                     agent.actor_logstd.clamp_(max=math.log(MAX_STD))
                     old_policy = Normal(mb["means"], mb["logstds"].exp(), validate_args=False)
                     kls.append(kl_divergence(old_policy, policy).sum(-1).mean())
-                    clipfrac = (clipped_ratio != ratio).float()
-                    terms = dict(policy_loss=pg_loss, value_loss=v_loss, entropy=entropy, bounds_loss=bounds_loss)
+                    terms = {
+                        "policy_loss": pg_loss, "value_loss": v_loss, "entropy": entropy, "bounds_loss": bounds_loss,
+                        "clipfrac": (clipped_ratio != ratio).float(), "grad_norm": grad_norm,
+                    }  # fmt: skip
                     terms["awac_loss"] = awac_loss  # CPO Eq. 10, 11
-                    for name, term in dict(terms, clipfrac=clipfrac, grad_norm=grad_norm).items():
+                    for name, term in terms.items():
                         step_losses[f"losses/{name}"].append(term.mean())
             kl = harness.average(torch.stack(kls).mean()).item()
             group = optimizer.param_groups[0]
             if epoch or args.num_minibatches > 1:  # with one minibatch, the first KL is taken before any step
                 group["lr"] = adapt_learning_rate(group["lr"], kl, args.kl_threshold)
         losses = {name: torch.stack(steps) for name, steps in step_losses.items()}
-        run.check_finite(iteration, {"observations": obs, "rewards": rewards, **losses}, batch=batch, awac=awac)
-        obs[0], dones[0], lstm_state[:] = obs[T], dones[T], next_lstm_state
+        run.check_finite(iteration, {"observations": obs, "rewards": rewards, **losses})
+        obs[0] = obs[T]
+        dones[0] = dones[T]
+        lstm_state.copy_(next_lstm_state)
 
-        # --------------------------------------------------------------------------------------------------------------
-        # Log
-        # --------------------------------------------------------------------------------------------------------------
+        # ---------------------------------------------------------------- Log
         action_std = agent.actor_logstd.detach().exp().mean(1)  # of each agent
         scalars = {
             **{f"charts/{name}": value for name, value in info["metrics"].items()},

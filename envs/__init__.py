@@ -2,14 +2,14 @@
 
 import difflib
 import importlib
-import importlib.machinery
 import importlib.metadata
 import importlib.util
 import inspect
+import os
 import re
 import sys
 
-from envs import import_isaacgym_first, uncaught  # must come before anything that imports torch
+from envs import import_isaacgym_first  # noqa: F401, must come before anything that imports torch
 from envs.adapters import isaacgym
 from envs.base import VectorEnv
 
@@ -49,80 +49,47 @@ def check_env_id(env_id):
     """Raises ValueError (one line) unless `env_id` is a known task or an importable `package.module:Class`."""
     prefix, _, name = env_id.partition(":")
     if prefix in ADAPTERS:
-        try:
-            find_adapter(prefix).check(name)
-        except SystemExit:
-            raise ValueError("calls sys.exit, must return")
-    elif re.search(r"-v\d+$", env_id):  # an id of EnvPool or Gymnasium
-        if ":" in env_id:
-            nearest = difflib.get_close_matches(prefix.lower(), ADAPTERS, n=1, cutoff=0.5)
-            meant = [f"{nearest[0]}:{name}" if nearest else f"gymnasium:{env_id}"]
-        else:
-            meant = [task for task in TASKS if task.lower() == env_id.rsplit("-", 1)[0].lower()]
-            name = re.sub(rf"^({'|'.join(ADAPTERS)})/", "", env_id)
-            meant += [f"{adapter}:{name}" for adapter in ("envpool", "gymnasium")]
-        raise ValueError(f"did you mean {' or '.join(meant)}?")
+        find_adapter(prefix).check(name)
     elif ":" in env_id:
-        check_constructor(find_class(env_id))
+        find_class(env_id)
     elif env_id not in TASKS:
+        if re.search(r"-v\d+$", env_id):  # an id of EnvPool or Gymnasium
+            raise ValueError(f"did you mean {' or '.join(f'{adapter}:{env_id}' for adapter in ADAPTERS)}?")
         nearest = difflib.get_close_matches(env_id, TASKS, n=1, cutoff=0.0)[0]
         others = [f"{adapter}:ID" for adapter in ADAPTERS]
         raise ValueError(f"did you mean {nearest}? Known: {', '.join([*TASKS, *others])}, or package.module:Class")
 
 
 def find_adapter(prefix):
-    """The class of ADAPTERS behind a prefix. Raises ValueError (one line) where its package cannot be imported."""
+    """The class of ADAPTERS behind a prefix. Raises ValueError (one line) where its package is not installed."""
     if not importlib.util.find_spec(prefix):
         raise ValueError(f"needs the package {prefix}, not installed: pip install -r requirements-{prefix}.txt")
     module, name = ADAPTERS[prefix].split(":")
-    try:
-        return getattr(importlib.import_module(module), name)
-    except ImportError as error:
-        raise ValueError(f"{error}; pip install -r requirements-{prefix}.txt")
+    return getattr(importlib.import_module(module), name)
 
 
 def find_class(env_id):
-    """The class behind an env id: a name in TASKS, or `package.module:Class` for a custom task.
-
-    Raises ValueError with one line that says what would be valid.
-    """
+    """The class behind an env id: a name in TASKS, or `package.module:Class` for a custom task."""
     module_name, class_name = TASKS.get(env_id, env_id).split(":", 1)
-    if "" not in sys.path:
-        sys.path.insert(0, "")  # custom tasks are looked up from the working directory
+    module = import_module(module_name)
+    if not inspect.isclass(getattr(module, class_name, None)):
+        raise ValueError(f"{module_name} has no class {class_name}; must be package.module:Class")
+    return getattr(module, class_name)
+
+
+def import_module(name):
+    """A module by name; the working directory comes last, so that nothing there hides a package.
+
+    Raises ValueError (one line) where there is no such module.
+    """
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
     try:
-        task = getattr(importlib.import_module(module_name), class_name)
-    except SystemExit:
-        raise ValueError("calls sys.exit when imported; must be an importable package.module:Class")
-    except (ImportError, AttributeError, TypeError, SyntaxError) as error:
-        if uncaught.raised_in(error, env_id) and not isinstance(error, ImportError):
-            raise
-        raise ValueError(f"{error}; must be an importable package.module:Class")
-    if not inspect.isclass(task) or not hasattr(task, "reset") or not hasattr(task, "step"):
-        raise ValueError("not a class with reset and step; must be package.module:Class")
-    return task
-
-
-def check_constructor(task):
-    """Raises ValueError (one line) where a custom task cannot be made as Class(num_envs, device, seed)."""
-    if inspect.isabstract(task):
-        raise ValueError(f"an abstract class, without {', '.join(sorted(task.__abstractmethods__))}")
-    signature = inspect.signature(task)
-    try:
-        signature.bind(1, "cpu", 1, **({"engine": "auto"} if "engine" in signature.parameters else {}))
-    except TypeError as error:
-        raise ValueError(f"its constructor must take (num_envs, device, seed): {error}")
-
-
-def find_files(env_id):
-    """Files and folders that `check_env_id` would import for a custom task, found without importing anything."""
-    found = []
-    for module in env_id.split(":")[:-1]:  # an adapter's own ids may name a module too
-        locations = sys.path if "" in sys.path else ["", *sys.path]
-        for part in module.split("."):
-            spec = importlib.machinery.PathFinder.find_spec(part, locations) if locations else None
-            locations = list(spec.submodule_search_locations or ()) if spec else []
-            found += [spec.origin, *locations] if spec and spec.origin else locations
-    return found
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name and f"{name}.".startswith(f"{error.name}."):
+            raise ValueError(f"no module named {error.name}; must be package.module:Class")
+        raise  # one that the module itself imports
 
 
 def find_engine(engine, env_id, device="cpu"):
@@ -141,16 +108,14 @@ def find_engine(engine, env_id, device="cpu"):
             return None
         raise ValueError("must be auto, this task steps itself")
     installed = [name for name, package in ENGINES.items() if importlib.util.find_spec(package)]
-    if engine == "auto" and installed:
-        engine = "warp" if "warp" in installed and str(device).startswith("cuda") else installed[0]
-    if engine in installed:
-        if engine == "warp":
-            check_versions()
-        return engine
-    missing = f"needs the package {ENGINES[engine]}, not installed" if engine in ENGINES else "not available"
     if engine == "auto":
-        missing = f"needs one of the packages {', '.join(ENGINES.values())}, none is installed"
-    raise ValueError(f"{missing}; valid here: {', '.join(['auto'] + installed) if installed else 'none'}")
+        engine = "warp" if "warp" in installed and str(device).startswith("cuda") else "mujoco"
+    if engine not in installed:
+        needs = f"needs the package {ENGINES[engine]}, not installed" if engine in ENGINES else "not an engine"
+        raise ValueError(f"{needs}; valid here: {', '.join(['auto', *installed])}")
+    if engine == "warp":
+        check_versions()
+    return engine
 
 
 def needs_engine(env_id):

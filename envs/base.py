@@ -4,10 +4,8 @@ import contextlib
 import sys
 from typing import Tuple
 
-import numpy as np
 import torch
 
-DEVICES = ("cpu", "cuda")
 GOLDEN_RATIO = 0.6180339887498949
 
 
@@ -20,22 +18,6 @@ def full_precision():
         yield
     finally:
         matmul.allow_tf32 = allowed
-
-
-def check_tensors(saved, own):
-    """Raises ValueError where a tensor of `saved`, name -> tensor, has another dtype or shape than that of `own`.
-
-    copy_ would convert and broadcast it. Another exception where it is missing or no tensor.
-    """
-    for name, tensor in own.items():
-        found, wanted = ((each.dtype, tuple(each.shape)) for each in (saved[name], tensor))
-        if found != wanted:
-            raise ValueError(f"{name} is {found}, must be {wanted}")
-
-
-def copied(value):
-    """A copy of a tensor; what is none stays as it is, for envs/checks.py to refuse."""
-    return value.clone() if isinstance(value, torch.Tensor) else value
 
 
 class VectorEnv:
@@ -53,18 +35,13 @@ class VectorEnv:
     frame_rate = 60  # control steps per second, for videos
     training = False  # whether episodes begin as in training, not as in an evaluation; `envs.make` sets it
     resumes_exactly = True  # whether `load_state_dict` restores the running episodes
-    _first_numbers = None  # as they were before the first episode
     curriculum: Tuple[str, ...] = ()  # names of the tensors that a curriculum changes; an evaluation copies them
 
     def __init__(self, num_envs, device, seed):
         if num_envs < 1:  # would crash MuJoCo
             raise ValueError(f"num_envs {num_envs}: must be at least 1")
-        if str(device).split(":")[0] not in DEVICES:
-            raise ValueError(f"device {device}: must be cpu, cuda or cuda:N")
         self.num_envs = num_envs
         self.device = torch.device(device)
-        if self.device.type == "cuda" and (self.device.index or 0) >= torch.cuda.device_count():
-            raise ValueError(f"device {device}: there are {torch.cuda.device_count()} CUDA devices")
         self.generator = torch.Generator(self.device).manual_seed(seed)
         self.episode_step = torch.zeros(num_envs, dtype=torch.long, device=self.device)  # for truncation
         self.shortened = torch.zeros(num_envs, dtype=torch.bool, device=self.device)  # the clock did not start at 0
@@ -84,8 +61,6 @@ class VectorEnv:
         does not end all episodes in the same step (2511.21011). These first episodes are shortened. Not where
         there is no limit: sys.maxsize.
         """
-        if self._first_numbers is None:
-            self._first_numbers = self._numbers()
         self._begin_episodes(torch.ones(self.num_envs, dtype=torch.bool, device=self.device))
         if self.training and self.max_episode_steps < sys.maxsize:
             indices = torch.arange(self.num_envs, dtype=torch.float64, device=self.device)
@@ -108,16 +83,16 @@ class VectorEnv:
         self.episode_step += 1
         self.episode_length += 1
         # copies: a task may return its own tensors and change them in reset_where
-        reward, terminated, truncated = map(copied, self.advance(action.clamp(-1.0, 1.0)))
+        reward, terminated, truncated = (value.clone() for value in self.advance(action.clamp(-1.0, 1.0)))
         truncated = (truncated | (self.episode_step >= self.max_episode_steps)) & ~terminated
         done = terminated | truncated
         self.episode_return += reward
-        final_obs = copied(self.observe())
+        final_obs = self.observe().clone()
         episode = {
             "done": done & ~self.shortened,
             "return": self.episode_return.clone(),
             "length": self.episode_length.float(),
-            "objective": copied(self.objective()),
+            "objective": self.objective().clone(),
         }
         self._begin_episodes(done)
         info = {"final_obs": final_obs, "episode": episode, "metrics": self.metrics()}
@@ -131,46 +106,29 @@ class VectorEnv:
         self.episode_return.masked_fill_(mask, 0.0)
 
     def state_dict(self):
-        """Everything needed to continue exactly: tensors, numbers that have changed, random generator, physics.
-
-        That is, attributes of the task itself; what is inside its lists, dicts and other objects is not found.
-        """
+        """Everything needed to continue exactly: the tensors among the attributes, the random generator, and the
+        state_dict of every attribute that has one, such as the engine."""
         state = {name: getattr(self, name).clone() for name in self._tensor_names()}
-        constants = (self._first_numbers or {}).items()
-        state.update({name: number for name, number in self._numbers().items() if (name, number) not in constants})
         state["generator"] = self.generator.get_state()
-        if self.engine:
-            state["engine"] = self.engine.state_dict()
-        return state
+        return {**state, **{name: part.state_dict() for name, part in self._parts().items()}}
 
     def load_state_dict(self, state):
-        """Restore in place what `state_dict` returned, except for a generator of another kind of device.
-
-        Raises KeyError or ValueError where a tensor is missing or has another dtype or shape, or a number is none.
-        """
-        own = {name: getattr(self, name) for name in self._tensor_names()}
-        check_tensors(state, own)
-        numbers = {name: state[name] for name in self._numbers() if name in state}
-        for name, number in numbers.items():
-            if isinstance(number, torch.Tensor):  # the task made one of its number
-                numbers[name] = number.to(self.device, copy=True)
-            elif not isinstance(number, (int, float)):
-                raise ValueError(f"{name} is {number!r}, must be a number")
-        for name, tensor in own.items():
-            tensor.copy_(state[name])
-        vars(self).update(numbers)
+        """Restore in place what `state_dict` returned, except for a generator of another kind of device."""
+        for name in self._tensor_names():
+            own = getattr(self, name)
+            if state[name].shape != own.shape:
+                raise ValueError(f"{name} has shape {tuple(state[name].shape)}, must be {tuple(own.shape)}")
+            own.copy_(state[name])
         if state["generator"].shape == self.generator.get_state().shape:  # a GPU's differs from a CPU's
             self.generator.set_state(state["generator"])
-        if self.engine:
-            self.engine.load_state_dict(state["engine"])
+        for name, part in self._parts().items():
+            part.load_state_dict(state[name])
 
     def _tensor_names(self):
         return sorted(name for name, value in vars(self).items() if isinstance(value, torch.Tensor))
 
-    def _numbers(self):
-        """Attributes that are numbers, name -> int, float or bool."""
-        numbers = {k: v.item() if isinstance(v, np.generic) else v for k, v in vars(self).items()}
-        return {name: number for name, number in numbers.items() if isinstance(number, (int, float))}
+    def _parts(self):
+        return {name: value for name, value in vars(self).items() if hasattr(value, "state_dict")}
 
     def uniform(self, low, high, *shape):
         """Uniform numbers in [low, high) from the environment's own generator, shape (N, *shape)."""

@@ -8,8 +8,8 @@ from torch.distributions import kl_divergence
 
 from harness import distributed
 
-LEADER = 0
-MAX_LOG_RATIO = 20.0
+LEADER = 0  # the agent that learns from all others
+MAX_LOG_RATIO = 20.0  # cap on log(pi_new / pi_old), against overflow; no useful ratio comes near it
 INPUTS = ("obs", "agent_ids", "dones", "lstm_state", "actions")  # of Agent.get_action_and_value
 
 
@@ -17,9 +17,8 @@ INPUTS = ("obs", "agent_ids", "dones", "lstm_state", "actions")  # of Agent.get_
 def diagnose(iteration, agent, batch, args):
     """What the leader can use of the followers' data (CPO 7.2) and how far the agents are apart (CPO 7.3).
 
-    batch: that of the update, before its first step. Returns name -> scalar, and the KL matrix as an image; nothing
-    unless --diagnostics-interval is due. The KL divergence is that of at most 9 agents, evenly spaced from the leader
-    to the last follower, so that the cost does not grow with A.
+    batch: that of the update, before its first step. Returns name -> scalar, and the KL matrix as an image, of at most
+    9 agents from the leader to the last follower; nothing unless --diagnostics-interval is due.
     """
     if not args.diagnostics_interval or iteration % args.diagnostics_interval:
         return {}
@@ -35,23 +34,21 @@ def diagnose(iteration, agent, batch, args):
     shown = torch.linspace(0, args.num_agents - 1, min(args.num_agents, 9)).round().long().tolist()
     kls = kl_matrix(agent, on, shown, args.num_agents)
     log_ratios = log_ratio({**on, "agent_ids": torch.full_like(on["agent_ids"], LEADER)})
+    shade = ((kls.clamp(1e-3, 1e2).log10() + 3) / 5).cpu()  # black 1e-3 to white 100 nats, on a log scale
     values = {
-        "population/kl_matrix": kl_image(kls),
+        "population/kl_matrix": shade.repeat_interleave(24, 0).repeat_interleave(24, 1).expand(3, -1, -1),
         "population/latent_spread": agent.latents.std(0, unbiased=False).mean(),
     }
     if args.num_agents > 1:
         deviation, ess = importance_statistics(log_ratios, args.num_agents)
-        nearest = nearest_agents(kls)
+        nearest = (kls + torch.diag(torch.full_like(kls[0], math.inf))).argmin(1)  # other agent, of each row
         values.update({
             "population/is_ratio_deviation": deviation[LEADER + 1 :].mean(),
-            "population/is_ratio_deviation_max": deviation[LEADER + 1 :].max(),
             "population/is_log_ratio_median": log_ratios[:, columns // args.num_agents :].abs().median(),
             "population/ess_rate": ess,
             "population/leader_is_nearest": (nearest[1:] == LEADER).float().mean(),
             "population/kl_to_leader": kls[1:, LEADER].mean(),
-            "population/kl_to_leader_max": kls[1:, LEADER].max(),
         })
-        values.update({f"population/is_ratio_deviation_of_{k}": deviation[k] for k in shown[1:]})
     if off["obs"].shape[1]:
         ratio = log_ratio(off).exp()
         low, high = off["mu"] * (1 - args.clip_coef), off["mu"] * (1 + args.clip_coef)
@@ -80,52 +77,35 @@ def kl_matrix(agent, rows, agents, num_agents):
     return torch.stack(matrix)
 
 
-def nearest_agents(kls):
-    """For each row of the KL matrix (K, K) the column of the nearest other agent (K,)."""
-    return (kls + torch.diag(torch.full_like(kls[0], math.inf))).argmin(1)
-
-
-def kl_image(kls, cell=24):
-    """The KL matrix (K, K) as an image (3, K cell, K cell) in [0, 1], dark 1e-3 to bright 100 nats, on a log scale.
-
-    First row and column are the leader's. A white square marks the agent nearest to the row's (CPO Fig. 4).
-    """
-    shade = ((kls.clamp(1e-3, 1e2).log10() + 3) / 5).cpu()
-    image = torch.stack([shade, shade**2, 0.4 * (1 - shade)]).repeat_interleave(cell, 1).repeat_interleave(cell, 2)
-    for i, j in enumerate(nearest_agents(kls).tolist() if len(kls) > 1 else []):
-        middle = slice(cell // 3, cell - cell // 3)
-        image[:, i * cell : (i + 1) * cell, j * cell : (j + 1) * cell][:, middle, middle] = 1.0
-    return image
-
-
 def population_scalars(agent, episodes):
     """The agents' objectives beside the leader's, and how far their latents are from its own."""
     objectives = episodes.means[2]
     return {
         "population/objectives": objectives.tolist(),
-        "population/objective_median": objectives.quantile(0.5),
-        "population/objective_worst": objectives.min(),
+        "population/objective_median": objectives.nanquantile(0.5),
+        "population/objective_worst": objectives.nanquantile(0.0),
         "population/latent_distance": (agent.latents[1:] - agent.latents[LEADER]).norm(dim=1).mean(),
     }
 
 
 class LineageStats:
-    """What becomes of the genetic algorithm's children, to see whether fitness says anything about the genome.
+    """What becomes of the genetic algorithm's children: does fitness say anything about the genome?
 
     Fitness counts relative to the followers' mean at the time, so that everybody's progress is not taken for heredity.
-    If fitness does not depend on the genome, heritability is 0.
     """
 
     def __init__(self):
         self.generation = 0
         self.pending = {}  # child's id -> fitness of the agent it replaced, mean of its parents'
-        self.completed = []  # (child's fitness, fitness of the agent it replaced, mean of its parents')
+        self.completed = []  # of the last 1,000: (child's fitness, that of the agent it replaced, mean of its parents')
 
     def complete(self, fitness):
-        """fitness (A,), known for all followers: the pending children have theirs now."""
+        """fitness (A,): once it is known for all followers (not NaN), the pending children have theirs."""
+        if not fitness[LEADER + 1 :].isfinite().all():
+            return
         fitness = fitness - fitness[LEADER + 1 :].mean()
         self.completed += [(fitness[child].item(), *before) for child, before in self.pending.items()]
-        self.pending = {}
+        self.completed, self.pending = self.completed[-1_000:], {}
 
     def record(self, lineage, fitness):
         """lineage: [(child, parent, parent), ...]; fitness (A,) that they were selected by. Returns the log's text."""
@@ -136,22 +116,22 @@ class LineageStats:
         return f"{self.generation}: {children}; fitness {' '.join(f'{x:.3g}' for x in fitness.tolist())}"
 
     def scalars(self):
-        """Share of children fitter than the agent they replaced; correlation of their fitness with their parents'.
+        """Generations so far; share of children fitter than the agent they replaced; correlation with their parents.
 
-        NaN where too few children have a fitness. The agent replaced was the worst, if only by chance: where fitness is
-        noise the share is still close to 1 (with the default elites about 1 - 1 / A); only the correlation is 0.
+        NaN where too few children have a fitness. Where fitness is noise the correlation is 0, but the share is about
+        1 - 1 / A: the agent replaced was the worst, if only by chance.
         """
         child, replaced, parents = np.array(self.completed).reshape(-1, 3).T
         spread = len(child) > 2 and child.std() * parents.std() > 0
         success = (child > replaced).mean() if len(child) else math.nan
         correlation = np.corrcoef(child, parents)[0, 1] if spread else math.nan
-        return {"evolution/child_success": success, "evolution/heritability": correlation}
+        return {
+            "evolution/generation": self.generation, "evolution/child_success": success,
+            "evolution/heritability": correlation,
+        }  # fmt: skip
 
     def state_dict(self):
         return dict(vars(self))
 
     def load_state_dict(self, state):
-        """Raises an exception where an entry is missing or damaged."""
-        self.generation = int(state["generation"])
-        self.pending = {int(child): (float(own), float(parents)) for child, (own, parents) in state["pending"].items()}
-        self.completed = [(float(child), float(own), float(parents)) for child, own, parents in state["completed"]]
+        vars(self).update(state)

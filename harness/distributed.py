@@ -1,10 +1,9 @@
-"""Several processes, one run: what they average, share and gather. In a single process all of it changes nothing.
+"""Several processes (W), one run: what they average, share and gather. In a single process it changes nothing.
 
-torchrun starts the processes and sets RANK, WORLD_SIZE (here W) and LOCAL_RANK. Each has the same network and an equal
-block of every agent's environments, so a mean over all environments is the mean of the processes' means.
+torchrun starts them. Each has the same network and an equal block of every agent's environments, so a mean over all
+environments is the mean of the processes' means.
 """
 
-import contextlib
 import io
 import os
 import sys
@@ -13,95 +12,64 @@ import envs  # noqa: F401, before torch: Isaac Gym must be imported first
 
 import torch
 import torch.distributed as dist
+import torch.nn as nn
 
 if dist.is_available():
     import torch.distributed.nn  # noqa: F401, loaded later its functions' defaults would keep the group alive
 
-RANK, WORLD_SIZE = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
-LOCAL_RANK, LOCAL_WORLD_SIZE = int(os.environ.get("LOCAL_RANK", 0)), int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+WORLD_SIZE = int(os.environ.get("WORLD_SIZE", 1))
+RANK = int(os.environ.get("RANK", 0)) if WORLD_SIZE > 1 else 0
+LOCAL_RANK = int(os.environ.get("LOCAL_RANK", 0)) if WORLD_SIZE > 1 else 0
 SEED_OFFSET = 1_000_003 * RANK  # rank 0 keeps the run's seed
-store = None  # keys and values that all processes see
-run_folder = ""  # set by harness.Run
 
 
 def start():
-    """Meet the other processes. From here on only rank 0 writes to the terminal, errors excepted."""
-    global store
+    """Meet the other processes. From here on only rank 0 prints to standard output."""
     if WORLD_SIZE > 1 and not dist.is_initialized():
         if RANK:
             sys.stdout = open(os.devnull, "w")
-        store, _, _ = next(dist.rendezvous("env://"))
-        backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-        dist.init_process_group(backend, store=store, rank=RANK, world_size=WORLD_SIZE)
+        dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
 
 
 def finish():
     """Wait for all, then end gloo's threads: beside them an ending interpreter may abort (pytorch/pytorch#179291)."""
-    total(torch.zeros(1))
     if WORLD_SIZE > 1:
+        dist.barrier()
         dist.destroy_process_group()
 
 
-@contextlib.contextmanager
-def exchange():
-    """`with` it: where another process has ended, this one ends too, with exit status 1; one of them says so."""
-    try:
-        yield
-    except RuntimeError as error:
-        try:
-            first = store.add("ended", 1) == 1
-        except RuntimeError:  # the store has ended too
-            first = True
-        if first:
-            saved = os.path.exists(os.path.join(run_folder, "checkpoint.pt"))
-            hint = f"; to go on from the last checkpoint: --resume {run_folder}" if saved else ""
-            reason = str(error).splitlines()[0]
-            print(f"process {RANK} of {WORLD_SIZE} lost another one{hint} ({reason})", file=sys.stderr, flush=True)
-        sys.exit(1)
-
-
-class Rank0First:
-    """`with` it: rank 0 goes first. Where it ends (a refusal, --help), all end with its status; it alone says why."""
-
-    def __enter__(self):
-        status = from_rank_0(None) if RANK else None
-        if status is not None:
-            finish()
-            sys.exit(status)
-
-    def __exit__(self, kind, error, trace):
-        if RANK == 0:
-            from_rank_0(getattr(error, "code", 1) if kind else None)
-            if kind:
-                finish()
-
-
 def from_rank_0(value):
-    """Rank 0's value: tensors on the CPU, numbers, strings, containers of these, or a script's Args."""
+    """Rank 0's value: tensors on the CPU, numbers, strings, or containers of these."""
     values = [value]
     if WORLD_SIZE > 1:
-        with exchange():
-            dist.broadcast_object_list(values, src=0)
+        dist.broadcast_object_list(values, src=0)
     return values[0]
 
 
 def gather(value):
-    """On rank 0 the others' values, by rank from 1; elsewhere an empty list. value: what torch.save takes."""
+    """On rank 0 the others' value(), by rank from 1; elsewhere an empty list. It is what torch.save takes."""
     if WORLD_SIZE == 1:
         return []
     data, received = io.BytesIO(), [b""] * WORLD_SIZE if RANK == 0 else None
-    torch.save(value, data)
-    with exchange():
-        dist.gather_object(data.getvalue(), received, dst=0)
+    torch.save(value(), data)
+    dist.gather_object(data.getvalue(), received, dst=0)
     return [torch.load(io.BytesIO(x), map_location="cpu", weights_only=True) for x in (received or [])[1:]]
+
+
+def own_part(saved):
+    """This process's part of a checkpoint, and whether that was written by as many processes as there are now."""
+    parts = [saved, *saved["other_processes"]]
+    if len(parts) == WORLD_SIZE:
+        return parts[RANK], True
+    print(f"the checkpoint is of {len(parts)} processes, not {WORLD_SIZE}: all episodes begin anew")
+    return saved, False
 
 
 def total(x):
     """The sum of a tensor over the processes."""
     if WORLD_SIZE > 1:
         x = x.detach().clone(memory_format=torch.contiguous_format)
-        with exchange():
-            dist.all_reduce(x)
+        dist.all_reduce(x)
     return x
 
 
@@ -112,7 +80,7 @@ def average(x):
 
 def broadcast(x):
     """A tensor of rank 0."""
-    return total(x if RANK == 0 else torch.zeros_like(x))
+    return of_each(x)[0]
 
 
 def of_each(x):
@@ -121,14 +89,20 @@ def of_each(x):
 
 
 def share(tensors):
-    """Rank 0's tensors (a list) become everybody's, in place."""
+    """Overwrite a list of tensors with rank 0's, in place."""
     values = from_rank_0([tensor.detach().cpu() for tensor in tensors]) if tensors else []
     for tensor, value in zip(tensors, values):
         tensor.copy_(value)
 
 
+def is_shared(value):
+    """Whether all processes hold the same: networks, optimizers, lineage; not what belongs to environments."""
+    of_environments = isinstance(value, torch.Tensor) or hasattr(value, "reset")
+    return not of_environments and (not isinstance(value, nn.Module) or any(True for _ in value.parameters()))
+
+
 def share_curriculum(env):
-    """The tensors of rank 0's curriculum become everybody's: its environments decide."""
+    """Overwrite the tensors of the environment's curriculum with rank 0's."""
     share([getattr(env, name) for name in getattr(env, "curriculum", ())])
 
 

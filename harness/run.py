@@ -1,8 +1,6 @@
-"""A run's folder: its log, checkpoints, resuming, stop signals, and the dump of a non-finite update."""
+"""A run's folder: its log, checkpoints, resuming and stop signals; and statistics of finished episodes."""
 
-import copy
 import inspect
-import itertools
 import math
 import os
 import signal
@@ -11,257 +9,180 @@ import tempfile
 import time
 from datetime import timedelta
 
-from envs import uncaught  # before torch: Isaac Gym must be imported first
-from envs.base import check_tensors
+import envs  # noqa: F401, before torch: Isaac Gym must be imported first
 
 import numpy as np
 import torch
 import torch.nn as nn
 from torch.utils.tensorboard import SummaryWriter
 
-from harness import checkpoints, distributed
-from harness.checkpoints import load_checkpoint, random_state, refuse, seed_everything, set_random_state
+from harness import distributed
+from harness.checkpoints import lock_folder, random_state, save_checkpoint, seed_everything, set_random_state
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)  # USR1: Slurm's warning before the time limit
 
 
 class Run:
-    """One training run. `state` names all that it is; what is missing there is lost on --resume.
+    """One training run: its folder, log, checkpoints and stop signals.
 
-    In several processes, all call the same methods and rank 0 alone writes. All begin with its network; their random
-    numbers differ from here on.
-
-    state: name -> an object with state_dict and load_state_dict, or a tensor, which is saved as it is and restored in
-    place. Tensors must belong to the running episodes: where the environment cannot restore those, they are left alone.
-    saved: the checkpoint to go on from, or None. Attributes: iteration, global_step (environment steps), stopping (the
-    number of the signal that ends the run, or 0).
+    state: name -> a tensor, restored in place, or an object with state_dict and load_state_dict; --resume restores
+    nothing else. Where an environment cannot restore its episodes, the tensors stay as they are: they belong to these.
+    saved: the checkpoint to resume, or None. Attributes: iteration, global_step (environment steps), stopping (the
+    number of the signal that ends the run, or 0). Of several processes rank 0 alone writes.
     """
 
     def __init__(self, args, state, saved=None):
-        self.args, self.state, self.snapshot = args, state, None
-        self.script = script_name(type(args))
-        self.iteration = self.global_step = self.stopping = self.signum = 0
-        self.saving, self.failing = False, set()  # what could not be written last time: "log", "checkpoint"
-        self.start_time, self.folder = time.monotonic(), ""
-        networks = [value for value in state.values() if is_shared(value) and isinstance(value, nn.Module)]
+        self.args, self.state, self.script = args, state, script_name(type(args))
+        self.iteration = self.global_step = self.saved_iteration = self.stopping = self.signum = 0
+        self.failing = set()  # what could not be written last time: "log", "checkpoint"
+        networks = [value for value in state.values() if isinstance(value, nn.Module) and distributed.is_shared(value)]
         distributed.share([tensor for network in networks for tensor in network.state_dict().values()])
         if distributed.RANK:
             seed_everything((args.seed + distributed.SEED_OFFSET) % 2**32)
-        with distributed.Rank0First():
-            if distributed.RANK == 0:
-                saved = self.open_folder(saved)
-        self.folder, saved = distributed.from_rank_0((self.folder, saved))
-        distributed.run_folder = self.folder
-        if saved and distributed.RANK:
-            self.load(saved)
-        signals = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
-        if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:  # nohup
-            signals.remove(signal.SIGHUP)
-        self.handlers = {number: signal.signal(number, self.stop) for number in signals}
-
-    def open_folder(self, saved):
-        """A new folder, or the one to go on in, whose checkpoint is loaded and returned; its lock and its log."""
-        args = self.args
-        try:  # what cannot be saved and loaded is refused now
-            first = checkpoints.decode(self.encode(0, 0, [{}] * (distributed.WORLD_SIZE - 1)))
-            if getattr(self.state["env"], "resumes_exactly", True):
-                self.load(first)
-        except Exception as error:
-            if uncaught.raised_in(error, args.env_id):
-                raise
-            message = error if isinstance(error, ValueError) else repr(error)
-            refuse("--env-id", args.env_id, f"cannot be saved and loaded: {message}")
+        else:
+            task = args.env_id.replace(":", "-").replace("/", "-")
+            folder = f"runs/{task}__{self.script}__{args.seed}__{int(time.time())}"
+            if saved:
+                folder = args.resume if os.path.isdir(args.resume) else os.path.dirname(args.resume)
+            self.folder = os.path.abspath(folder)  # an environment may change the directory
+            os.makedirs(self.folder, exist_ok=bool(saved))
+            self.lock = lock_folder(self.folder)
         if saved:
-            self.folder, self.lock = checkpoints.run_folder(args.resume), saved["lock"]
-            # again: nobody else can write it any more
-            saved = load_checkpoint(args.resume, self.script, self.load, locked=True)
-        try:
-            if not saved:
-                self.folder = make_folder(f"{args.env_id}__{self.script}__{args.seed}")
-                self.lock = checkpoints.lock_folder(self.folder)
-            # what was logged after the checkpoint is logged again
-            self.writer = SummaryWriter(self.folder, purge_step=self.global_step + 1 if saved else None)
-        except OSError as error:
-            refuse("runs", "cannot be written", error)
-        rows = "\n".join(f"|{key}|{value}|" for key, value in vars(args).items())
-        self.writer.add_text("hyperparameters", f"|flag|value|\n|-|-|\n{rows}", self.global_step)
-        return saved
-
-    def load(self, saved):
-        """Go on from a checkpoint. Raises an exception if it does not fit, and may then be called with another one."""
-        parts = [saved, *saved["other_processes"]]
-        same = len(parts) == distributed.WORLD_SIZE
-        own = parts[distributed.RANK] if same else saved
-        exact = same and getattr(self.state["env"], "resumes_exactly", True)
-        for name, value in self.state.items():
-            if name not in saved["state"]:
-                raise ValueError(f"has no {name}, which the script has in its state")
-            loaded = (saved if is_shared(value) else own)["state"][name]
-            if isinstance(value, torch.Tensor):
-                if same:
-                    check_tensors({name: loaded}, {name: value})
-                value.copy_(loaded if exact else value)
-                continue
-            if not same and not is_shared(value):  # all episodes begin anew, a curriculum goes on
-                for tensor in getattr(value, "curriculum", ()):
-                    getattr(value, tensor).copy_(loaded[tensor])
-                continue
-            if isinstance(value, nn.Module):
-                check_tensors(loaded, value.state_dict())
-            value.load_state_dict(loaded)
-            if isinstance(value, torch.optim.Optimizer):
-                try_step(value)
-        self.iteration, self.global_step = saved["iteration"], saved["global_step"]
-        self.start_time = time.monotonic() - saved["seconds"]
-        if same or distributed.RANK == 0:
-            set_random_state(own["random"])
-        if not same and distributed.RANK == 0:
-            there = f"the checkpoint has the environments of {len(parts)} processes, here are {distributed.WORLD_SIZE}"
-            print(f"{there}: all episodes begin anew", flush=True)
+            self.load(saved)
+        if distributed.RANK == 0:
+            self.writer = SummaryWriter(self.folder, purge_step=self.global_step + 1)  # what a resumed run logs again
+            rows = "\n".join(f"|{key}|{value}|" for key, value in vars(args).items())
+            self.writer.add_text("hyperparameters", f"|flag|value|\n|-|-|\n{rows}", self.global_step)
+        self.saved_time = time.monotonic()
+        self.clock = [(self.saved_time, self.global_step)]  # of the iterations of the last minute
+        heard = [number for number in SIGNALS if signal.getsignal(number) != signal.SIG_IGN]  # nohup ignores SIGHUP
+        self.handlers = {number: signal.signal(number, self.stop) for number in heard}
 
     def stop(self, signum, frame):
-        """A checkpoint after the present iteration ends the run; a second signal ends it at once, or after writing."""
-        if self.signum not in (0, signal.SIGPIPE) and not self.saving:
+        """The first signal ends the run after this iteration, with a checkpoint; a second one ends it at once."""
+        if self.signum:
             sys.exit(128 + signum)
         self.signum = signum
+        lost = self.iteration + 1 - self.saved_iteration
+        if distributed.RANK == 0:  # print could be interrupted halfway, and may not be called again then
+            os.write(2, f"stopping after this iteration (Ctrl-C again: stop now, losing {lost} iterations)\n".encode())
 
-    def restore_handlers(self):
-        for number, handler in self.handlers.items():
-            signal.signal(number, handler)
+    def load(self, saved):
+        """Go on from a checkpoint. One of another number of processes restores the learner; all episodes begin anew."""
+        own, same = distributed.own_part(saved)
+        exact = same and getattr(self.state["env"], "resumes_exactly", True)
+        for name, value in self.state.items():
+            loaded = (saved if distributed.is_shared(value) else own)["state"][name]
+            if isinstance(value, torch.Tensor):
+                value.copy_(loaded if exact else value)
+            elif same or distributed.is_shared(value):
+                if isinstance(value, torch.optim.Optimizer):
+                    check_moments(value, loaded, self.state["agent"])
+                value.load_state_dict(loaded)
+            for tensor in getattr(value, "curriculum", ()):
+                getattr(value, tensor).copy_(loaded[tensor])
+        self.iteration = self.saved_iteration = saved["iteration"]
+        self.global_step = saved["global_step"]
+        if same or distributed.RANK == 0:
+            set_random_state(own["random"])
 
-    def remember(self):
-        """Keep what an update begins with, for the dump of `check_finite`."""
-        parts = {name: self.state[name].state_dict() for name in ("agent", "optimizer")}
-        self.snapshot = {**copy.deepcopy(parts), "random": random_state()}
-
-    def check_finite(self, iteration, tensors, **dump):
-        """End the run where a tensor (name -> tensor) is not finite; nan_dump.pt holds `dump` and `remember`'s.
-
-        Of several processes, the one with the most such numbers writes and reports it: there it began.
-        """
+    def check_finite(self, iteration, tensors):
+        """Raises FloatingPointError with the name of the first tensor (name -> tensor) that is not finite."""
         extremes = torch.stack([x for tensor in tensors.values() for x in tensor.aminmax()])  # NaN where any is
-        if distributed.of_each(extremes.isfinite().all().float().cpu()).all():  # the same in all processes
+        if not extremes.isfinite().all():
+            first = next(name for name, tensor in tensors.items() if not tensor.isfinite().all())
+            raise FloatingPointError(f"iteration {iteration}: {first} not finite; the last checkpoint is from before")
+
+    def checkpoint(self, iteration, global_step):
+        """Save every --checkpoint-interval minutes, at the end, and when a signal has come."""
+        minutes, interval = (time.monotonic() - self.saved_time) / 60.0, self.args.checkpoint_interval or math.inf
+        # of any process; a signal that comes after this waits for the next iteration
+        self.stopping, due = distributed.of_each(torch.tensor([self.signum, minutes >= interval])).amax(0).tolist()
+        if not (due or self.stopping or iteration == self.args.num_iterations):
             return
-        counts = torch.stack([(~tensor.isfinite()).sum() for tensor in tensors.values()])
-        counts = distributed.of_each(counts.cpu())  # (W, names)
-        if counts.sum(1).argmax() == distributed.RANK:
-            broken = [name for name, count in zip(tensors, counts[distributed.RANK]) if count]
-            path = os.path.join(self.folder, "nan_dump.pt")
-            outcome = f"{path} has the batch and what the update began with"
-            try:
-                torch.save({"args": vars(self.args), "iteration": iteration, **dump, **self.snapshot}, path)
-            except (OSError, RuntimeError) as error:
-                outcome = f"no {path}: {str(error).splitlines()[0]}"
-            print(f"iteration {iteration}: {', '.join(broken)} not finite; {outcome}", file=sys.stderr, flush=True)
-        self.restore_handlers()
+        own = {name: value for name, value in self.state.items() if not distributed.is_shared(value)}
+        others = distributed.gather(lambda: {"state": state_dicts(own), "random": random_state()})
+        self.saved_time = time.monotonic()
         if distributed.RANK == 0:
-            self.lock.close()
-        distributed.finish()
-        sys.exit(1)
+            checkpoint = {
+                "script": self.script, "args": vars(self.args), "iteration": iteration, "global_step": global_step,
+                "state": state_dicts(self.state), "random": random_state(), "other_processes": others,
+            }  # fmt: skip
+            self.attempt("checkpoint", save_checkpoint, os.path.join(self.folder, "checkpoint.pt"), checkpoint)
+            self.saved_iteration = iteration
+
+    def attempt(self, what, write, *inputs, **options):
+        """Call write(*inputs, **options). What a full disk refuses is reported once, and training goes on."""
+        try:
+            write(*inputs, **options)
+            self.failing.discard(what)
+        except (OSError, RuntimeError) as error:  # RuntimeError: torch.save's
+            if what not in self.failing:
+                print(f"no {what}: {error}; training goes on", file=sys.stderr)
+            self.failing.add(what)
 
     def log(self, iteration, global_step, values):
         """Log values, name -> number, tensor (its mean), list (a histogram), image (3, H, W) or text; print a line.
 
         Numbers are means over the processes, the others are rank 0's.
         """
-        self.iteration, self.global_step = iteration, global_step
-        seconds = time.monotonic() - self.start_time
-        values = {**values, "charts/SPS": global_step / seconds}
-        numbers = {
-            key: torch.as_tensor(value).float().mean().item()
-            for key, value in values.items()
-            if not isinstance(value, (str, list)) and not (isinstance(value, torch.Tensor) and value.dim() == 3)
-        }
-        means = distributed.average(torch.tensor(list(numbers.values()), dtype=torch.float64))
-        if distributed.RANK:
-            return
-        numbers = dict(zip(numbers, means.tolist()))
-        try:
-            if "log" in self.failing:
-                with tempfile.TemporaryFile(dir=self.folder) as file:
-                    file.write(bytes(2**16))  # raises OSError while the disk is full
-                self.writer = SummaryWriter(self.folder)  # the old one never recovers
-            for key, value in values.items():
-                if isinstance(value, str):
-                    self.writer.add_text(key, value, global_step)
-                elif isinstance(value, list):
-                    if value and all(abs(x) < 1e12 for x in value):  # beyond it bins would be too narrow for float64
-                        self.writer.add_histogram(key, np.array(value, np.float64), global_step, bins=30)
-                elif key not in numbers:
-                    self.writer.add_image(key, value, global_step)
-                elif math.isfinite(numbers[key]):  # no episode has finished yet: nothing to say
-                    self.writer.add_scalar(key, numbers[key], global_step)
-            self.writer.flush()
-            self.note("log")
-        except OSError as error:
-            self.note("log", error)
-        result = f"reward per step {numbers['charts/reward_per_step']:.4f}"
-        objective = numbers["charts/leader_objective"]
-        if math.isfinite(numbers["charts/leader_return"] + objective):
-            result = f"return {numbers['charts/leader_return']:9.2f} | objective {objective:7.2f}"
-        left = min(seconds / iteration * (self.args.num_iterations - iteration), 1e10)  # 317 years
-        try:
-            print(
-                f"{global_step:>13,} steps {iteration / self.args.num_iterations:6.1%} | {result} | "
-                f"{numbers['charts/SPS']:>7,.0f} SPS | {timedelta(seconds=int(left))} left",
-                flush=True,
-            )
-            self.note("output")
-        except BrokenPipeError:  # `epo.py | head` has read enough
-            uncaught.discard(sys.stdout)
-            self.signum = signal.SIGPIPE
-        except OSError as error:  # `epo.py > log` on a full disk
-            self.note("output", error)
+        self.iteration, self.global_step, now = iteration, global_step, time.monotonic()
+        self.clock = [(t, step) for t, step in self.clock if now - t < 60.0] or self.clock[-1:]
+        speed = (global_step - self.clock[0][1]) / (now - self.clock[0][0])
+        self.clock.append((now, global_step))
+        shown = {k: v for k, v in values.items() if isinstance(v, (str, list)) or torch.is_tensor(v) and v.dim() == 3}
+        numbers = {key: value for key, value in values.items() if key not in shown}
+        means = [torch.as_tensor(value, device=self.args.device).float().mean() for value in numbers.values()]
+        numbers = dict(zip(numbers, distributed.average(torch.stack(means).double()).tolist()))
+        if distributed.RANK == 0:
+            self.attempt("log", self.write, global_step, {**numbers, "charts/SPS": speed}, shown)
+            self.attempt("line", print, self.describe(numbers, speed), flush=True)
 
-    def note(self, what, error=None):
-        """Say once that `what` cannot be written, and once that it can be again."""
-        if bool(error) != (what in self.failing):
-            uncaught.warn(f"no {what}: {error}; training goes on" if error else f"the {what} is written again")
-            self.failing ^= {what}
+    def write(self, step, numbers, shown):
+        if "log" in self.failing:
+            with tempfile.TemporaryFile(dir=self.folder) as file:
+                file.write(bytes(2**16))  # raises OSError while the disk is full
+            self.writer = SummaryWriter(self.folder)  # the old one never recovers
+        for key, value in shown.items():
+            if isinstance(value, str):
+                self.writer.add_text(key, value, step)
+            elif isinstance(value, torch.Tensor):
+                self.writer.add_image(key, value, step)
+            elif all(map(math.isfinite, value)):  # else some agent has finished no episode yet
+                self.writer.add_histogram(key, np.array(value, np.float64), step, bins=30)
+        for key, value in numbers.items():
+            if math.isfinite(value):  # else no episode has finished yet
+                self.writer.add_scalar(key, value, step)
+        self.writer.flush()
 
-    def encode(self, iteration, global_step, others=()):
-        """The bytes of a checkpoint. Raises ValueError where it could not be loaded again.
-
-        others: what the other processes have of their own, state and random state, by rank.
-        """
-        return checkpoints.encode({
-            "script": self.script, "args": vars(self.args), "iteration": iteration, "global_step": global_step,
-            "seconds": time.monotonic() - self.start_time, "state": state_dicts(self.state), "random": random_state(),
-            "other_processes": list(others),
-        })  # fmt: skip
-
-    def checkpoint(self, iteration, global_step):
-        """Save where one is due: every --checkpoint-interval iterations, at the end, and when a signal has come.
-
-        A disk that is full or may not be written is no reason to end a run: it is reported, and the old files stay.
-        """
-        # a signal to any process; one that comes after this waits for the next iteration
-        self.stopping = int(distributed.of_each(torch.tensor(self.signum)).max())
-        interval = self.args.checkpoint_interval or math.inf
-        if self.stopping or iteration == self.args.num_iterations or iteration % interval == 0:
-            self.saving = True
-            own = {name: value for name, value in self.state.items() if distributed.RANK and not is_shared(value)}
-            others = distributed.gather({"state": state_dicts(own), "random": random_state()})
-            if distributed.RANK == 0:
-                try:
-                    checkpoints.save_checkpoint(self.folder, self.encode(iteration, global_step, others))
-                    self.note("checkpoint")
-                except (OSError, ValueError) as error:
-                    self.note("checkpoint", error)
-            self.saving = False
+    def describe(self, numbers, speed):
+        """The terminal's line: return and objective of one agent; of a population, its agents' objectives."""
+        objective, age = numbers["charts/leader_objective"], numbers["charts/leader_age"]
+        result = f"return {numbers['charts/leader_return']:9.2f} | objective {objective:7.2f}"
+        if not math.isfinite(objective):
+            result = f"no whole episode of the leader yet, reward per step {numbers['charts/reward_per_step']:.4f}"
+        elif "population/objective_median" in numbers:
+            source = f"{age:.0f} iterations ago" if age else f"{numbers['charts/leader_episodes']:.0f} episodes"
+            median, best = numbers["population/objective_median"], numbers["charts/best_agent_objective"]
+            result = f"objective: leader {objective:.2f} ({source}), median {median:.2f}, best {best:.2f}"
+        if "evolution/generation" in numbers:
+            result += f" | {numbers['evolution/generation']:.0f} generations"
+        steps = self.args.num_iterations * self.args.num_envs * self.args.num_steps
+        left = timedelta(seconds=int((steps - self.global_step) / speed))
+        return f"{self.global_step:>11,} steps | {result} | {speed:,.0f}/s | {left} left"
 
     def close(self):
-        """End the run; the exit status is 128 + the number of the signal that stopped it."""
-        if distributed.RANK == 0:
-            try:
-                self.writer.close()
-            except OSError as error:
-                self.note("log", error)
-            self.lock.close()
-            if "output" in self.failing:
-                uncaught.discard(sys.stdout)
-            if self.stopping not in (0, signal.SIGPIPE):
-                print(f"stopped; to go on: --resume {self.folder}", flush=True)
+        """End the run: status 128 + the signal that stopped it, 1 if the last checkpoint could not be written."""
+        for number, handler in self.handlers.items():
+            signal.signal(number, handler)
         distributed.finish()
-        self.restore_handlers()
+        if distributed.RANK == 0:
+            self.attempt("log", self.writer.close)
+            self.lock.close()
+            if "checkpoint" in self.failing:
+                sys.exit("the last checkpoint could not be written")
+            if self.stopping:
+                print(f"stopped; to go on: --resume {self.folder}", flush=True)
         if self.stopping:
             sys.exit(128 + self.stopping)
 
@@ -271,62 +192,52 @@ class EpisodeStatistics(nn.Module):
 
     def __init__(self, num_envs, num_agents, device):
         super().__init__()
-        self.register_buffer("sums", torch.zeros(4, num_envs, device=device))  # count, return, length, objective
-        # per agent, of the latest iteration in which an episode of it finished
+        self.register_buffer("counts", torch.zeros(num_envs, device=device))  # of this iteration's episodes
+        self.register_buffer("sums", torch.zeros(3, num_envs, device=device))  # of return, length, objective
+        # of each agent's episodes in the latest iteration that had any, and how many iterations ago that was
         self.register_buffer("means", torch.full((3, num_agents), math.nan, device=device))
+        self.register_buffer("ages", torch.zeros(num_agents, device=device))
 
     def record(self, episode):
         """episode: `info["episode"]` of a step, done (N,) and return, length, objective (N,)."""
-        values = [torch.ones_like(episode["return"])] + [episode[key] for key in ("return", "length", "objective")]
-        self.sums += torch.where(episode["done"], torch.stack(values), 0.0)
+        self.counts += episode["done"]
+        values = torch.stack([episode[key] for key in ("return", "length", "objective")])
+        self.sums += torch.where(episode["done"], values, 0.0)
 
     def end_iteration(self):
-        """Scalars of the episodes that finished since the last call; where an agent had none its last value stands."""
-        per_agent = distributed.total(self.sums.view(4, self.means.shape[1], -1).sum(2))
-        self.means = torch.where(per_agent[0] > 0, per_agent[1:] / per_agent[0], self.means)
-        count, *totals = distributed.total(self.sums.sum(1))
+        """Scalars of the episodes that finished since the last call; an agent without any keeps its last means."""
+        num_agents = len(self.ages)
+        counts = distributed.total(self.counts.view(num_agents, -1).sum(1))  # (A,)
+        sums = distributed.total(self.sums.view(3, num_agents, -1).sum(2))  # (3, A)
+        self.means = torch.where(counts > 0, sums / counts, self.means)
+        self.ages = torch.where(counts > 0, 0.0, self.ages + 1.0)
+        episodic_return, length, objective = sums.sum(1) / counts.sum()
+        self.counts.zero_()
         self.sums.zero_()
         return {
-            "charts/episodes": count,
-            "charts/episodic_return": totals[0] / count,
-            "charts/episodic_length": totals[1] / count,
-            "charts/objective": totals[2] / count,
+            "charts/episodes": counts.sum(),
+            "charts/episodic_return": episodic_return,
+            "charts/episodic_length": length,
+            "charts/objective": objective,
             "charts/leader_return": self.means[0, 0],
             "charts/leader_objective": self.means[2, 0],
+            "charts/leader_episodes": counts[0],
+            "charts/leader_age": self.ages[0],
             "charts/best_agent_objective": self.means[2].nan_to_num(-math.inf).max(),
         }
 
 
-def is_shared(value):
-    """Whether all processes hold the same: networks, optimizers, lineage; not what belongs to environments."""
-    of_environments = isinstance(value, torch.Tensor) or hasattr(value, "reset")
-    return not of_environments and (not isinstance(value, nn.Module) or any(True for _ in value.parameters()))
+def check_moments(optimizer, saved, agent):
+    """Raises ValueError where a moment has another shape than its parameter: torch would crash in its next step."""
+    names = {id(parameter): name for name, parameter in agent.named_parameters()}
+    for index, parameter in enumerate(p for group in optimizer.param_groups for p in group["params"]):
+        for moment in saved["state"].get(index, {}).values():
+            if moment.dim() and moment.shape != parameter.shape:
+                raise ValueError(f"the optimizer's state of {names.get(id(parameter), index)} is {tuple(moment.shape)}")
 
 
 def state_dicts(state):
-    """What a checkpoint holds of `state` (name -> tensor or object), name -> copy or state_dict."""
     return {n: value.clone() if isinstance(value, torch.Tensor) else value.state_dict() for n, value in state.items()}
-
-
-def make_folder(name):
-    """A new folder runs/{name}__{unix time}, with a suffix where another run was faster."""
-    path = folder = os.path.join("runs", f"{name.replace(':', '-').replace('/', '-')}__{int(time.time())}")
-    for i in itertools.count(2):
-        try:
-            os.makedirs(folder)
-            return folder
-        except FileExistsError:
-            folder = f"{path}_{i}"
-
-
-def try_step(optimizer):
-    """One step of a copy, with gradient 0: raises an exception where the state does not fit the parameters."""
-    trial = copy.deepcopy(optimizer)
-    for parameter in itertools.chain(*(group["params"] for group in trial.param_groups)):
-        parameter.grad = torch.zeros_like(parameter)
-    trial.step()
-    if not all(parameter.isfinite().all() for group in trial.param_groups for parameter in group["params"]):
-        raise ValueError("the optimizer's state is not finite")
 
 
 def script_name(Args):

@@ -1,8 +1,10 @@
 """A small task, runs of a script that write down what happened, and `pytest --engine warp`."""
 
 import copy
+import itertools
 import os
 import pathlib
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -11,9 +13,13 @@ os.environ["OMP_NUM_THREADS"] = "1"  # tests run in one process per core; before
 
 import torch
 
+import cpo
 import envs
 import envs.engines
+import epo
 import harness
+import ppo
+import sapg
 from envs.base import VectorEnv
 from harness import hyperparameters
 
@@ -68,6 +74,9 @@ TINY = (
     " --lstm-size 8 --num-minibatches 2 --update-epochs 2 --learning-rate 0.05 --clip-coef 0.05"  # 3 iterations
 )
 TINY_POPULATION = f"{TINY} --num-agents 4 --latent-dim 5 --max-ent-coef 0.3"
+FLAGS = {ppo: TINY, sapg: TINY_POPULATION, cpo: TINY_POPULATION, epo: TINY_POPULATION}
+every_script = pytest.mark.parametrize("script", FLAGS, ids=lambda script: script.__name__)
+every_population = pytest.mark.parametrize("script", [sapg, cpo, epo], ids=lambda script: script.__name__)
 
 
 def documents():
@@ -100,6 +109,13 @@ def scalars(run, key):
     log = EventAccumulator(str(run), size_guidance={"scalars": 0})
     log.Reload()
     return log.Scalars(key)
+
+
+@pytest.fixture(autouse=True)
+def every_run_has_a_second_of_its_own(monkeypatch):
+    """A run's folder is named after the time at which it began."""
+    seconds = itertools.count(int(time.time()))
+    monkeypatch.setattr(time, "time", lambda: next(seconds))
 
 
 @pytest.fixture

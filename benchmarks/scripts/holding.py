@@ -1,4 +1,4 @@
-"""What does a policy do with the object? `python benchmarks/scripts/holding.py policies/AllegroKukaRegrasping`.
+"""What does a policy do with the object? `python -m benchmarks.scripts.holding policies/AllegroKukaRegrasping`.
 
 Plays one whole episode in each of --episodes environments of an AllegroKuka task, with sampled and with mean actions,
 and prints Markdown tables of episodes' shares and of the reward's terms.
@@ -13,17 +13,12 @@ The longest hold is that of all episodes; the top speed is the median over those
 """
 
 import argparse
-import pathlib
-import sys
 
 import torch
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
-
-import evaluate  # noqa: E402
-from envs.rotations import conjugate, rotate  # noqa: E402
-from envs.tasks.allegro_kuka import LIFT_OFFSET, LIFT_THRESHOLD, NEAR_FACTOR, OBJECT, AllegroKukaBase  # noqa: E402
+import evaluate
+from envs.rotations import conjugate, rotate
+from envs.tasks.allegro_kuka import LIFT_OFFSET, LIFT_THRESHOLD, NEAR_FACTOR, OBJECT, AllegroKukaBase
 
 REACH = 0.02  # m
 HELD_SECONDS = 0.5

@@ -88,23 +88,15 @@ def throw(env_id):
     return env
 
 
-def in_hand(env_id, fingers, steps):
-    """The cube settles in the half closed hand. fingers: name of a joint's beginning -> action."""
+def in_hand(env_id, fingers):
+    """The cube settles in the half closed hand. fingers: part of a joint's name -> action, the first that fits."""
     env = envs.make(env_id, 1, "cpu", 3, "mujoco")
     env.reset()
     names = [env.joint_names[i] for i in env.actuated]
-    action = torch.tensor([[next((a for key, a in fingers.items() if key in name), 0.0) for name in names]])
-    for _ in range(steps):
+    action = torch.tensor([[next(a for key, a in fingers.items() if key in name) for name in names]])
+    for _ in range(40):
         env.step(action)
     return env
-
-
-def allegro_hand(env_id):
-    return in_hand(env_id, {"thumb_joint_0": 0.6, "thumb": 0.0, "joint_0": 0.0, "": -0.25}, 40)
-
-
-def shadow_hand(env_id):
-    return in_hand(env_id, {"WR": 0.0, "FJ3": 0.0, "FJ2": -0.45, "FJ1": -0.5, "THJ4": 0.6, "TH": 0.0}, 40)
 
 
 def play(env_id, num_envs=1):
@@ -275,14 +267,6 @@ def across(env_id, y, z):
     return env
 
 
-def hole(env_id):
-    return across(env_id, 0.0, 0.82)
-
-
-def barrier(env_id):
-    return across(env_id, -0.24, 0.72)
-
-
 POSES = {
     "AllegroKukaRegrasping": regrasping,
     "AllegroKukaThrow": throw,
@@ -290,10 +274,12 @@ POSES = {
     "AllegroKukaTwoArmsRegrasping": two_arms_regrasping,
     "AllegroKukaTwoArmsReorientation": two_arms_reorientation,
     "AllegroKukaTwoArmsReorientationPartition": partition,
-    "AllegroKukaTwoArmsReorientationHole": hole,
-    "AllegroKukaTwoArmsReorientationBarrier": barrier,
-    "AllegroHand": allegro_hand,
-    "ShadowHand": shadow_hand,
+    "AllegroKukaTwoArmsReorientationHole": lambda env_id: across(env_id, 0.0, 0.82),
+    "AllegroKukaTwoArmsReorientationBarrier": lambda env_id: across(env_id, -0.24, 0.72),
+    "AllegroHand": lambda env_id: in_hand(env_id, {"thumb_joint_0": 0.6, "thumb": 0.0, "joint_0": 0.0, "": -0.25}),
+    "ShadowHand": lambda env_id: in_hand(
+        env_id, {"WR": 0.0, "FJ3": 0.0, "FJ2": -0.45, "FJ1": -0.5, "THJ4": 0.6, "TH": 0.0, "": 0.0}
+    ),
     "Anymal": trained,
     "Humanoid": running_humanoid,
     "Ant": trained,

@@ -1,9 +1,9 @@
-"""Run experiments of `experiments.py`: `python benchmarks/scripts/run.py moat [--cores 0 1] [--variants ...]`.
+"""Run experiments of `experiments.py`: `python -m benchmarks.scripts.run moat [--cores 0 1] [--variants ...]`.
 
-Each run is one script of this repository on one CPU core, or on more (--cores-per-run). What is done in the working
-folder is skipped, what was interrupted is resumed, a run that fails is reported and the others go on; SIGINT and
-SIGTERM stop the runs with a checkpoint. Afterwards RESULTS/EXPERIMENT.csv holds what the finished runs logged, in the
-columns experiment, variant, seed, tag, step, value:
+Each run is one script of this repository on one CPU core, or on more (--cores-per-run). What is done is skipped, what
+was interrupted is resumed, a run that fails is reported and the others go on; Ctrl-C and SIGTERM stop the runs with a
+checkpoint. Afterwards RESULTS/EXPERIMENT.csv holds what the finished runs logged, in the columns experiment, variant,
+seed, tag, step, value:
 
     step a number       a curve, thinned to at most 50 means over equal parts (only the experiment's `tags`)
     step "final"        mean over the last 5 % of the curve's points (or the experiment's `final_share`)
@@ -16,10 +16,8 @@ columns experiment, variant, seed, tag, step, value:
     tag "evaluation/sampled", "evaluation/mean"  evaluate.py's mean return over 100 episodes (with `evaluate`)
     tag "evaluation/sampled_objective", "evaluation/mean_objective"  the same of the objective
 
-Runs that are in the csv and not in the working folder stay in the csv. To compare two checkouts:
-
-    python benchmarks/scripts/run.py ant
-    python benchmarks/scripts/run.py ant --variants PPO --repository ../old-checkout --label before
+Runs that are in the csv and not in the working folder stay in the csv. To run the scripts of another checkout and to
+tell them apart: `--repository ../old-checkout --label before`.
 """
 
 import argparse
@@ -36,19 +34,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections import defaultdict
 from datetime import timedelta
 
 import numpy as np
-import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from benchmarks.scripts.experiments import EXPERIMENTS, RUNNING_RETURN
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
-
-from benchmarks.scripts.experiments import EXPERIMENTS, RUNNING_RETURN  # noqa: E402
-
-BENCHMARKS = ROOT / "benchmarks"
 COLUMNS = ("experiment", "variant", "seed", "tag", "step", "value")
 MAX_POINTS = 50  # of a curve in the csv
 REPORT_INTERVAL = 60.0  # seconds between two progress lines
@@ -59,33 +52,24 @@ class Run:
 
     def __init__(self, name, experiment, variant, seed, args):
         self.variant, self.seed = variant.name + (f" ({args.label})" if args.label else ""), seed
-        self.kind, self.title = (name, self.variant), f"{name}: {self.variant}, seed {seed}"
+        self.title = f"{name}: {self.variant}, seed {seed}"
         slug = re.sub(r"[^\w.-]+", "_", self.variant).strip("_")
         self.folder = args.folder.resolve() / name / slug / str(seed)
         self.repository = args.repository.resolve()
         self.command = command(experiment, variant, seed)
         self.record = {"experiment": name, "variant": self.variant, "seed": seed, "command": self.command}
         self.record.update(commit=None, seconds=0.0, status=None)
-        self.process, self.problem = None, ""  # problem: why it cannot be started
-        try:
-            if (self.folder / "run.json").exists():
-                self.record = {**self.record, **json.loads((self.folder / "run.json").read_text())}
-            if not self.done and any(map(complete, (self.folder / "runs").glob("*/checkpoint.pt"))):
-                self.record["status"] = 0  # stopped after the last iteration
-                self.write()
-        except Exception as error:  # of a dozen kinds
-            self.problem = f"cannot be read: {error!r}"
-        if self.record["command"] != self.command:
-            self.problem = "begun with other flags"
+        if (self.folder / "run.json").exists():
+            self.record.update(json.loads((self.folder / "run.json").read_text()))
 
     @property
     def done(self):
-        return self.record["status"] == 0 and not self.problem and self.record["command"] == self.command
+        return self.record["status"] == 0 and self.record["command"] == self.command
 
     def start(self, cores):
-        """Start or resume the script on `cores` (None: anywhere). Raises an exception where that cannot be done."""
-        if self.problem:
-            raise RuntimeError(f"{self.problem}; to run it anew, delete {self.folder}")
+        """Start or resume the script on `cores` (None: anywhere). Raises RuntimeError where that cannot be done."""
+        if self.record["command"] != self.command:
+            raise RuntimeError(f"begun with other flags; to run it anew, delete {self.folder}")
         self.folder.mkdir(parents=True, exist_ok=True)
         lock = open(self.folder / "lock", "w")  # the script inherits it: held as long as the script lives
         try:
@@ -101,14 +85,14 @@ class Run:
                 shutil.rmtree(previous)  # interrupted before its first checkpoint
         if not resume:
             self.record.update(commit=None, seconds=0.0)
-        commits = filter(None, [*(self.record["commit"] or "").split(), commit(self.repository)])
+        commits = [*(self.record["commit"] or "").split(), *commit(self.repository)]
         self.record["commit"] = " ".join(dict.fromkeys(commits)) or None
         threads = str(len(cores or [0]))
         environment = {**os.environ, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "PYTHONPATH": str(ROOT)}
         script, *flags = self.command
+        self.cores, self.began, self.resumed = cores, time.time(), bool(resume)
+        self.write()
         with lock, open(self.folder / "log.txt", "a" if resume else "w") as log:
-            self.cores, self.began, self.resumed, self.first_share = cores, time.time(), bool(resume), self.share()
-            self.write()
             self.process = subprocess.Popen(
                 [sys.executable, str(self.repository / script), *flags, *resume],
                 cwd=self.folder, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
@@ -130,17 +114,6 @@ class Run:
         lines = (self.folder / "log.txt").read_text(errors="replace").strip().splitlines()
         return lines[-1] if lines else ""
 
-    def share(self):
-        """How much of the training is done, 0 to 1, from the script's last progress line."""
-        found = re.findall(r"([\d.]+)%", (self.folder / "log.txt").read_text(errors="replace"))
-        return float(found[-1]) / 100 if found else 0.0
-
-    def progress(self):
-        """Of a running script: the share that is done, and an estimate of the seconds that all of it takes, or None."""
-        share = self.share()
-        gained = share - self.first_share
-        return share, (time.time() - self.began) / gained if gained > 0 else None
-
 
 def command(experiment, variant, seed):
     """The script of a run and its flags."""
@@ -150,51 +123,19 @@ def command(experiment, variant, seed):
     return [variant.script, *flags.split()]
 
 
-def complete(checkpoint):
-    """Whether a script's checkpoint is that of its last iteration."""
-    saved = torch.load(checkpoint, map_location="cpu", weights_only=True)
-    return saved["iteration"] >= saved["args"]["num_iterations"]
-
-
 def commit(repository):
-    """The commit of a checkout, with a + where it has changes, None where it is no checkout."""
+    """The commit of a checkout, with a + where it has changes, in a list; an empty list where it is no checkout."""
     git = ["git", "-C", str(repository)]
     found = subprocess.run([*git, "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True)
-    if found.returncode:
-        return None
     changes = subprocess.run([*git, "status", "--porcelain", "-uno"], capture_output=True, text=True).stdout
-    return found.stdout.strip() + ("+" if changes.strip() else "")
-
-
-def time_left(waiting, running, seconds, workers):
-    """Estimated seconds until all is done, None where nothing is known yet. seconds: kind -> those of done runs."""
-    seconds = {kind: list(values) for kind, values in seconds.items()}
-    progress = [(run.kind, *run.progress()) for run in running]
-    for kind, _, whole in progress:
-        if whole is not None:
-            seconds.setdefault(kind, []).append(whole)
-    everything = [x for values in seconds.values() for x in values]
-    if not everything:
-        return None
-
-    def usual(kind):
-        return float(np.mean(seconds.get(kind, everything)))
-
-    left = [usual(run.kind) for run in waiting]
-    left += [(1 - share) * (usual(kind) if whole is None else whole) for kind, share, whole in progress]
-    return max(sum(left) / workers, *left)
+    return [] if found.returncode else [found.stdout.strip() + ("+" if changes.strip() else "")]
 
 
 def execute(runs, places):
     """Run what is not done, one run in each of `places`, sets of cores. Returns the titles of the runs that failed."""
-    waiting, running, failed = [run for run in runs if not run.done], [], []
-    seconds, stopping, reported = defaultdict(list), [], time.time()
-    for run in runs:
-        if run.done:
-            seconds[run.kind].append(run.record["seconds"])
-    free = list(places)
-    commits = sorted({str(run.record["commit"]) for run in runs if run.done})
-    print(f"{len(runs)} runs, {len(runs) - len(waiting)} done", f"(commits {', '.join(commits)})" if commits else "")
+    waiting, running, failed, free = [run for run in runs if not run.done], [], [], list(places)
+    stopping, reported = [], time.time()
+    print(f"{len(runs)} runs, {len(runs) - len(waiting)} done", flush=True)
 
     def stop(signum, frame):
         stopping.append(signum)
@@ -209,7 +150,7 @@ def execute(runs, places):
                 run = waiting.pop(0)
                 try:
                     run.start(free[0])
-                except Exception as error:  # also of the file system, or a core that is not there
+                except (OSError, RuntimeError, subprocess.SubprocessError) as error:  # no such core, for one
                     failed.append(run.title)
                     print(f"{run.title}: {error}", flush=True)
                     continue
@@ -222,25 +163,21 @@ def execute(runs, places):
                 running.remove(run)
                 free.append(run.cores)
                 if run.done:
-                    seconds[run.kind].append(run.record["seconds"])
                     print(f"{run.title}: done in {timedelta(seconds=round(run.record['seconds']))}", flush=True)
                 elif not stopping:
                     failed.append(run.title)
                     print(f"{run.title}: failed with status {run.record['status']}: {run.last_line()}", flush=True)
             if time.time() - reported >= REPORT_INTERVAL and running:
-                reported, left = time.time(), time_left(waiting, running, seconds, len(places))
-                done = len(runs) - len(waiting) - len(running) - len(failed)
-                now = ", ".join(f"{run.title} {run.share():.0%}" for run in running)
-                left = "unknown" if left is None else timedelta(seconds=round(left))
-                print(f"{done}/{len(runs)} done, {len(failed)} failed, time left {left} | {now}", flush=True)
+                reported = time.time()
+                print(f"{len(waiting)} runs wait,", *(f"{run.title}: {run.last_line()}" for run in running), flush=True)
     finally:
         for run in running:  # whatever happened, none is left alone
             run.process.terminate()
         for run in running:
             run.process.wait()
             run.finish()
-    for signum, handler in handlers.items():
-        signal.signal(signum, handler)
+        for signum, handler in handlers.items():
+            signal.signal(signum, handler)
     if stopping:
         sys.exit(128 + stopping[0])
     return failed
@@ -277,9 +214,8 @@ def evaluate(folder, repository):
     return {f"evaluation/{row[0]}{suffix}": float(row[i]) for i, suffix in columns for row in found}
 
 
-def read_curves(folder, patterns):
-    """The scalars that a script logged under tags that match: tag -> (steps, values)."""
-    (run,) = (folder / "runs").iterdir()
+def read_curves(run, patterns):
+    """The scalars that a script logged in its folder under tags that match: tag -> (steps, values)."""
     events = EventAccumulator(str(run), size_guidance={"scalars": 0})
     events.Reload()
     logged, curves = events.Tags()["scalars"], {}
@@ -302,17 +238,18 @@ def summarize_curve(steps, values, final_share, first_above=None):
     return rows + [(round(steps[part].mean()), values[part].mean()) for part in parts]
 
 
-def collect_run(name, experiment, record, folder, repository):
+def collect_run(experiment, record, folder, repository):
     """The rows of one finished run, without experiment, variant and seed: [(tag, step, value), ...]."""
     rows = [("seconds", "final", round(record["seconds"])), ("commit", "final", record["commit"])]
     if experiment.evaluate:
         rows += [(tag, "final", mean) for tag, mean in evaluate(folder, repository).items()]
-    thinned = read_curves(folder, experiment.tags)
+    (run,) = (folder / "runs").iterdir()
+    thinned = read_curves(run, experiment.tags)
     if RUNNING_RETURN in experiment.tags:
-        found = read_curves(folder, ("charts/episodes", "charts/episodic_return"))
+        found = read_curves(run, ("charts/episodes", "charts/episodic_return"))
         counts, (steps, returns) = dict(zip(*found["charts/episodes"])), found["charts/episodic_return"]
         thinned[RUNNING_RETURN] = steps, running_return([counts[step] for step in steps], returns)
-    for tag, curve in {**thinned, **read_curves(folder, experiment.finals)}.items():
+    for tag, curve in {**thinned, **read_curves(run, experiment.finals)}.items():
         first_above = experiment.first_above if tag == experiment.tags[0] else None
         summary = summarize_curve(*curve, experiment.final_share, first_above)
         rows += [(tag, step, f"{value:.6g}") for step, value in summary if tag in thinned or isinstance(step, str)]
@@ -322,7 +259,7 @@ def collect_run(name, experiment, record, folder, repository):
 def collect(name, folder, results, repository):
     """Write RESULTS/NAME.csv from the finished runs below `folder`. Returns its path, None where there are none.
 
-    A variant's runs with other flags than the table's are left out, and so are those that cannot be read or evaluated.
+    Runs whose flags are not those of the table are left out.
     """
     experiment, path, rows = EXPERIMENTS[name], results / f"{name}.csv", {}
     if path.exists():
@@ -330,19 +267,15 @@ def collect(name, folder, results, repository):
             for row in csv.DictReader(file):
                 rows.setdefault((row["variant"], int(row["seed"])), []).append([row[key] for key in COLUMNS])
     for record_path in sorted((folder / name).glob("*/*/run.json")):
-        try:
-            record = json.loads(record_path.read_text())
-            if record["status"] != 0:
-                continue
-            key = record["variant"], record["seed"]
-            variants = [each for each in experiment.variants if f"{key[0]} (".startswith(f"{each.name} (")]  # (label)
-            if record["command"] not in [command(experiment, each, key[1]) for each in variants]:
-                print(f"{record_path.parent}: left out, its flags are not those of a variant of {name}")
-                continue
-            found = collect_run(name, experiment, record, record_path.parent, repository)
-            rows[key] = [[name, *key, *row] for row in found]
-        except Exception as error:  # one run's is no reason to lose the others
-            print(f"{record_path.parent}: left out, {error!r}", flush=True)
+        record = json.loads(record_path.read_text())
+        key = record["variant"], record["seed"]
+        variants = [each for each in experiment.variants if f"{key[0]} (".startswith(f"{each.name} (")]  # (label)
+        if record["status"] != 0:
+            continue
+        if record["command"] not in [command(experiment, each, key[1]) for each in variants]:
+            print(f"{record_path.parent}: left out, its flags are not those of a variant of {name}")
+            continue
+        rows[key] = [[name, *key, *row] for row in collect_run(experiment, record, record_path.parent, repository)]
     if not rows:
         return None
     order = [variant.name for variant in experiment.variants]
@@ -366,14 +299,12 @@ def parse_args(argv=None):
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     parser.add_argument("--cores", nargs="+", type=int, default=cores, help="CPU cores to pin runs to (all)")
     parser.add_argument("--cores-per-run", type=int, default=1, help="each run has so many of them, and threads (1)")
-    parser.add_argument("--folder", type=pathlib.Path, default=BENCHMARKS / "runs", help="of the runs")
-    parser.add_argument("--results", type=pathlib.Path, default=BENCHMARKS / "results", help="of the csv files")
+    parser.add_argument("--folder", type=pathlib.Path, default=ROOT / "benchmarks" / "runs", help="of the runs")
+    parser.add_argument("--results", type=pathlib.Path, default=ROOT / "benchmarks" / "results", help="of csv files")
     parser.add_argument("--repository", type=pathlib.Path, default=ROOT, help="the checkout whose scripts are run")
     parser.add_argument("--label", default="", help="appended to the variants' names, to tell checkouts apart")
     parser.add_argument("--collect-only", action="store_true", help="run nothing, write the csv files")
     args = parser.parse_args(argv)
-    if not 1 <= args.cores_per_run <= max(1, len(args.cores)):
-        parser.error(f"--cores-per-run: must be between 1 and {max(1, len(args.cores))}")
     known = {variant.name for name in args.experiments for variant in EXPERIMENTS[name].variants}
     if args.variants and not set(args.variants) <= known:
         parser.error(f"--variants: must be of {', '.join(sorted(known))}")
@@ -382,17 +313,15 @@ def parse_args(argv=None):
 
 def main(argv=None):
     args = parse_args(argv)
-    runs = []
+    runs, failed, k = [], [], args.cores_per_run
     for name in args.experiments:
         experiment = EXPERIMENTS[name]
         variants = [v for v in experiment.variants if not args.variants or v.name in args.variants]
         seeds = sorted({seed for v in variants for seed in v.seeds or experiment.seeds})
         for seed in args.seeds or seeds:  # seed by seed, so that unfinished experiments can be looked at
             runs += [Run(name, experiment, v, seed, args) for v in variants if seed in (v.seeds or experiment.seeds)]
-    failed = []
     try:
         if not args.collect_only:
-            k = args.cores_per_run
             places = [set(args.cores[i : i + k]) for i in range(0, len(args.cores) - k + 1, k)]
             failed = execute(runs, places or [None])
     finally:

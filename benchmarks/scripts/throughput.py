@@ -1,6 +1,6 @@
 """Steps per second and memory on this machine.
 
-    python benchmarks/scripts/throughput.py [--num-envs 1024] [--env-id all]
+    python -m benchmarks.scripts.throughput [--num-envs 1024] [--env-id all]
 
 On a GPU, with MuJoCo Warp: `--num-envs 4096 8192 16384 24576 49152 --num-agents 6 64 128`.
 
@@ -23,13 +23,11 @@ import tempfile
 import time
 
 import torch
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+import envs
+from benchmarks.scripts.run import read_curves
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
-
-import envs  # noqa: E402
-
 SMALL = ["--no-lstm", "--hidden-sizes", "256", "128", "64", "--update-epochs", "2"]
 PAPERS = ["--lstm", "--hidden-sizes", "768", "512", "256", "--num-minibatches", "4", "--update-epochs", "2"]
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -85,12 +83,9 @@ def training_speed(command, iterations):
             time.sleep(0.1)
         if status:
             raise SystemExit(f"failed: {' '.join(command)}")
-        events = EventAccumulator(str(next(pathlib.Path(folder, "runs").iterdir())))
-        events.Reload()
-        rollout, update = [
-            statistics.median([e.value for e in events.Scalars(f"perf/{part}_s")][1:]) for part in ("rollout", "update")
-        ]
-        steps = events.Scalars("perf/rollout_s")[-1].step / iterations
+        curves = read_curves(next(pathlib.Path(folder, "runs").iterdir()), ["perf/rollout_s", "perf/update_s"])
+        rollout, update = (statistics.median(curves[f"perf/{part}_s"][1][1:]) for part in ("rollout", "update"))
+        steps = curves["perf/rollout_s"][0][-1] / iterations
     return steps / (rollout + update), rollout, update, on_gpu / 1e9 if DEVICE == "cuda" else usage.ru_maxrss / 1e6
 
 

@@ -1,7 +1,6 @@
 """`gymnasium:Hopper-v5`, or `gymnasium:my_package:MyEnv-v0` for one that your own package registers when imported."""
 
 import difflib
-import importlib
 import os
 import sys
 
@@ -11,6 +10,7 @@ import torch
 from gymnasium.vector import AutoresetMode
 from gymnasium.wrappers import FilterObservation, FlattenObservation
 
+from envs import import_module
 from envs.adapters.adapter import Adapter, check_actions, check_known
 
 OWN = "gymnasium:my_package:MyEnv-v0, where my_package registers MyEnv-v0"
@@ -37,14 +37,7 @@ class Gymnasium(Adapter):
         """Raises ValueError (one line) where `name` is not registered, or has actions that are not continuous."""
         package, colon, registered = name.rpartition(":")
         if colon:
-            if not all(part.isidentifier() for part in package.split(".")):
-                raise ValueError(f"no package has the name {package!r}; must be {OWN}")
-            if "" not in sys.path:
-                sys.path.insert(0, "")  # looked up from the working directory too
-            try:
-                importlib.import_module(package)
-            except ImportError as error:
-                raise ValueError(f"{error}; must be {OWN}")
+            import_module(package)
             if registered not in gymnasium.registry:
                 own = [known for known, spec in gymnasium.registry.items() if package in str(spec.entry_point)]
                 nearest = difflib.get_close_matches(registered, own, n=1, cutoff=0.0)
@@ -55,8 +48,6 @@ class Gymnasium(Adapter):
             env = gymnasium.make(name)
         except (ImportError, gymnasium.error.Error) as error:  # old versions, and what needs another package
             raise ValueError((str(error) or repr(error)).splitlines()[0])
-        except ValueError as error:  # of the environment's own code: its traceback says where
-            raise RuntimeError(f"{name} cannot be made") from error
         env.close()
         check_actions(env.action_space)
         if flat(env).observation_space.shape is None:

@@ -19,9 +19,6 @@ POSE = (  # the sensors of each body: 3 + 4 + 3 + 3 = 13 numbers
     mujoco.mjtSensor.mjSENS_FRAMEANGVEL,
 )
 HUGE = 1e6  # SI units; a position, velocity or time beyond it means that the world has diverged
-# Memory, measured on the tasks: of a world with its task, 1.4 to 2.6 times the arrays here; of a compiled model, whose
-# Python object is larger than itself, 148 kB beside its own buffer.
-WORKSPACE, MODEL = 2.5, 150_000
 
 
 class MujocoCpu:
@@ -47,7 +44,7 @@ class MujocoCpu:
         What is only drawn is left out of the physics. substeps: timesteps of the model per control step. bodies: names
         of the bodies whose poses are read; mocap bodies are not allowed, since they stay where `set_mocap` puts them.
         """
-        self.models, self._most_models = [], len(models)
+        self.models = []
         for build in models[:num_envs]:
             spec = build().copy()  # the Renderer draws what the physics leaves out
             spec.compiler.discardvisual = True
@@ -100,21 +97,17 @@ class MujocoCpu:
         self._renderer = Renderer(models)
         self._refresh(np.arange(num_envs))
 
-    def bytes_for(self, num_envs):
-        """Bytes that so many worlds need, approximately: arrays, and a model for each until these repeat."""
-        arrays = (self._state, self._trajectory, self._control, self._pose_sensors, self._model_sensors)
-        arrays += (self._host_joints, self._host_poses)
-        per_world = WORKSPACE * sum(array.nbytes for array in arrays) / self.num_envs
-        return num_envs * per_world + min(num_envs, self._most_models) * (MODEL + self.models[0].nbuffer)
-
     def step(self, ctrl, xfrc=None):
         """One control step. ctrl (N, nu) is held for all substeps.
 
         xfrc (N, B, 6), optional: force (N), then torque (N m), world axes, at the centre of mass of each listed body.
         A world breaks when its state becomes nan or huge, or when MuJoCo runs out of memory for its contacts. It is
         then put back into its model's initial state, `broken` is set until the next step, and the task has to reset it.
-        MuJoCo writes the reason to MUJOCO_LOG.TXT. Raises ValueError for a control that is not finite.
+        MuJoCo writes the reason to MUJOCO_LOG.TXT. Raises ValueError for a control that is not finite, or of another
+        shape, which numpy would broadcast.
         """
+        if ctrl.shape != (self.num_envs, self.nu):
+            raise ValueError(f"a control has shape {tuple(ctrl.shape)}, must be {(self.num_envs, self.nu)}")
         if not ctrl.isfinite().all():
             raise ValueError("a control is not finite")
         self._ctrl[:] = ctrl.detach().cpu().numpy()[:, None]

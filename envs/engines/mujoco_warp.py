@@ -162,8 +162,10 @@ class MujocoWarp:
         """One control step; as MujocoCpu's, except that errors are raised only once the GPU has finished.
 
         RuntimeError: a buffer was too small in an earlier step and contacts were lost. ValueError: an earlier control
-        was not finite; its world is broken.
+        was not finite; its world is broken. A control of another shape is refused at once.
         """
+        if ctrl.shape != self._ctrl.shape:
+            raise ValueError(f"a control has shape {tuple(ctrl.shape)}, must be {tuple(self._ctrl.shape)}")
         self._raise_errors()
         self._ctrl.copy_(ctrl)
         if xfrc is not None or self._pushed:

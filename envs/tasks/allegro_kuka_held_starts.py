@@ -1,13 +1,12 @@
 """AllegroKuka with held starts, ours: a share of the training episodes begins with the object in the closed hand.
 
 Throwing the object pays the lift bonus at once, holding it pays only a policy that can hold already: these episodes
-show it what holding pays. Evaluation plays the original starts. All else is in allegro_kuka.py, shape letters too;
-S is the number of held states that an environment keeps.
+show it what holding pays. They begin at any height above the table, and count as lifted. Evaluation plays the original
+starts. All else is in allegro_kuka.py, shape letters too; S is the number of held states that an environment keeps.
 """
 
 import torch
 
-from envs import uncaught
 from envs.models import allegro_kuka_scene as scene
 from envs.rotations import rotate
 from envs.tasks.allegro_kuka import (
@@ -17,6 +16,7 @@ from envs.tasks.allegro_kuka import (
     OBJECT,
     AllegroKukaRegrasping,
     AllegroKukaReorientation,
+    half_height,
 )
 
 HAND_STEP = 0.1  # rad per control step at an action of 1, where the hand's targets are relative
@@ -27,14 +27,14 @@ ARM_HIGH = (-1.631, 0.725, 0.026, 0.02, 0.033, 0.939, 2.323)
 HAND_OPEN = (-0.124, 0.821, 0.243, 0.281, 0.091, 0.787, 0.304, 0.335, 0, 0.3, 0.3, 0.3, 1.406, 0.441, -0.059, 1.068)
 HAND_SHUT = (-0.077, 1.03, 0.759, 0.789, -0.002, 1.09, 0.78, 0.45, 0, 1.03, 0.759, 0.789, 1.57, -0.17, 0.467, -0.271)
 # How they are varied
-ARM_SHARE, ARM_NOISE = (0.5, 1.5), 0.3  # of the way from low to high; rad
+ARM_SHARE, ARM_NOISE = (0.0, 1.5), 0.3  # of the way from low to high; rad
 OPEN_NOISE, SHUT_EXTRA = 0.15, (0.0, 0.5)  # rad; the hand closes farther than around a cube
 TOWARDS_PALM, CENTRE_NOISE = (0.0, 0.5), 0.015  # share of the way there from between the fingertips; m
-POSE_DRAWS, GRASP_HEIGHT = 4, scene.TABLE_TOP + 0.27  # at most, until the fingertips are as high, m
+POSE_DRAWS, GRASP_HEIGHT = 4, scene.TABLE_TOP + 0.08  # at most, until the fingertips are as high, m
 
 BANK_SIZE = 8  # S, at most
 BANK_STEPS, CHECK_STEPS, HELD_STEPS = 300, 15, 75  # control steps: in all, between checks, that a grasp has to last
-HELD_DISTANCE, HELD_SPEED, HELD_HEIGHT = 0.16, 0.1, scene.TABLE_TOP + 0.2  # m from the palm, m/s, m
+HELD_DISTANCE, HELD_SPEED, HELD_CLEARANCE = 0.16, 0.1, 0.01  # m from the palm; m/s; m from table to lowest corner
 
 
 class HeldStarts:
@@ -72,7 +72,7 @@ class HeldStarts:
         rows = torch.arange(self.num_envs, device=self.device)
         self.engine.set_state(held, self.held_qpos[rows, drawn], torch.zeros_like(self.engine.qvel))
         self.target = torch.where(held[:, None], self.held_target[rows, drawn], self.target)
-        self.lifted = self.lifted | held
+        self.lifted = self.lifted | held  # at any height: a bonus for a lift from the hand taught to throw
         self.closest_fingertip = torch.where(held[:, None], self.fingertip_distance(), self.closest_fingertip)
         self.closest_keypoint = torch.where(held, self.keypoint_distance(), self.closest_keypoint)
 
@@ -80,7 +80,7 @@ class HeldStarts:
 
     def find_held_states(self):
         """Fill the bank: hands close around objects; what is held after HELD_STEPS is kept, what falls is redrawn."""
-        uncaught.say(f"held starts: {self.num_envs:,} hands grasp their objects")
+        print(f"held starts: {self.num_envs:,} hands grasp their objects", flush=True)
         age = self.zeros(dtype=torch.long)  # control steps since the hand began to close
         target = self.begin_grasps(age == 0, self.target)
         for _ in range(BANK_STEPS // CHECK_STEPS):
@@ -91,7 +91,9 @@ class HeldStarts:
             near = (position - self.palm_centre()).norm(dim=1) < HELD_DISTANCE
             over = self.engine.broken | ~near | (age >= HELD_STEPS)
             still = self.engine.body_linvel[:, OBJECT].norm(dim=1) < HELD_SPEED
-            held = near & still & ~self.engine.broken & (position[:, 2] > HELD_HEIGHT) & (age >= HELD_STEPS)
+            lowest = position[:, 2] - half_height(self.engine.body_quat[:, OBJECT], self.object_size)
+            in_the_air = lowest > scene.TABLE_TOP + HELD_CLEARANCE
+            held = near & still & in_the_air & ~self.engine.broken & (age >= HELD_STEPS)
             rows = (held & (self.held_count < BANK_SIZE)).nonzero().squeeze(1)
             self.held_qpos[rows, self.held_count[rows]] = self.engine.qpos[rows]
             self.held_target[rows, self.held_count[rows]] = target[rows]
@@ -99,7 +101,7 @@ class HeldStarts:
             target = self.begin_grasps(over, target)
             age.masked_fill_(over, 0)
         share, mean = (self.held_count > 0).float().mean(), self.held_count.float().mean()
-        uncaught.say(f"held starts: {share:.0%} of the environments have some, {mean:.1f} on average")
+        print(f"held starts: {share:.0%} of the environments have some, {mean:.1f} on average", flush=True)
 
     def begin_grasps(self, mask, target):
         """Put the objects of mask (N,) bool between the fingers of open hands in the air, at rest.

@@ -18,13 +18,12 @@ import epo
 import ppo
 import sapg
 from harness import diagnostics
-from tests.conftest import TINY_POPULATION
+from tests.conftest import TINY_POPULATION, Drift, every_population, every_script
+from tests.algorithms.test_math import fitness_of
 from tests.algorithms.reference_loss import assert_gradients, gae, n_step_targets, play
 
 pytestmark = pytest.mark.usefixtures("float64")
 
-every_script = pytest.mark.parametrize("script", [ppo, sapg, cpo, epo], ids=lambda script: script.__name__)
-every_population = pytest.mark.parametrize("script", [sapg, cpo, epo], ids=lambda script: script.__name__)
 POLICY_ONLY = "--vf-coef 0 --bounds-coef 0"
 AS_SAPG = {sapg: "", epo: "", cpo: "--awac-coef 0 --aggregation leader-follower"}  # what all three share
 ON_POLICY = {script: f"{flags} --off-policy-ratio 0" for script, flags in AS_SAPG.items()}
@@ -560,10 +559,6 @@ def test_cpo_eq_25_reverse_kl(train, monkeypatch, frozen):
 # ---------------------------------------------------------------- EPO: the genetic algorithm
 
 
-def fitness_of(*numbers):
-    return torch.tensor([float(number) for number in numbers])
-
-
 @pytest.mark.parametrize("followers", [
     (2, 10, 4), (1, 2, 10, 12), (5, 1, 3, 2, 4), (-2, -10, -4), (-1, 0, 1), (0.5, 0.25, 0.375)
 ])  # fmt: skip
@@ -584,28 +579,26 @@ def test_epo_eq_3_when_fitness_has_spread(followers, gamma):
             assert bool(gap > gamma * unit) == (difference > gamma * median)
 
 
-def test_epo_eq_3_is_strict(train, monkeypatch):
-    """EPO Eq. 3: ">", not ">=". epo.py: main(), below EPO Eq. 3."""
-    for gap, fires in ((1.0, False), (1.01, True)):
-        monkeypatch.setattr(epo, "fitness_spread", lambda *_: (torch.tensor(gap), torch.tensor(2.0)))
-        run = train(epo, f"{TINY_POPULATION} --total-timesteps 1296 --ga-threshold 0.5")
-        assert bool(run.generations) == fires
+@pytest.mark.parametrize("floor, fires", [(0.01, True), (1e6, False)])
+def test_epo_eq_3_has_the_tasks_own_floor(train, monkeypatch, floor, fires):
+    """EPO Eq. 3 at a median near 0: `fitness_floor` is the task's. epo.py: main(), below EPO Eq. 3."""
+    monkeypatch.setattr(Drift, "fitness_floor", floor)
+    assert bool(train(epo, f"{TINY_POPULATION} --total-timesteps 1296 --ga-threshold 0.2").generations) == fires
 
 
-def test_the_leaders_fitness_is_not_waited_for(train, monkeypatch):
-    """EPO Algorithm 1 ranks all but the master. epo.py: main()."""
-    monkeypatch.setattr(epo.Fitness, "per_agent", lambda _: fitness_of(math.nan, 1, 2, 3))
-    assert train(epo, f"{TINY_POPULATION} --ga-threshold 0").generations
-    monkeypatch.setattr(epo.Fitness, "per_agent", lambda _: fitness_of(1, 2, math.nan, 3))
-    assert not train(epo, f"{TINY_POPULATION} --ga-threshold 0").generations
-
-
-@pytest.mark.parametrize("flags", ["--ga-threshold 0 --ga-warmup 2", "--ga-warmup 0 --ga-interval 2"])
-def test_a_generation_comes_at_its_time_and_not_after_it(train, monkeypatch, flags):
-    """--ga-warmup, --ga-interval: ">=". epo.py: main()."""
-    for episodes, fires in ((1.99, False), (2.0, True)):
-        monkeypatch.setattr(epo.Fitness, "episodes", lambda _, episodes=episodes: (episodes, episodes))
-        assert bool(train(epo, f"{TINY_POPULATION} {flags}").generations) == fires
+@pytest.mark.parametrize("fitness, episodes, generation, flags, due", [
+    ((9, 2, 2.5, 3), 2.0, 0, dict(), True), ((9, 2, 2.5, 3), 1.99, 0, dict(), False),  # warm-up: ">="
+    ((9, 2, 2.5, 3), 1.99, 1, dict(), True),  # which is over
+    ((9, 2, 2, 3), 2.0, 0, dict(ga_threshold=0.5), False), ((9, 1.99, 2, 3), 2.0, 0, dict(ga_threshold=0.5), True),
+    ((math.nan, 2, 2.5, 3), 2.0, 0, dict(), True),  # the master's fitness is not waited for
+    ((9, 2, math.nan, 3), 2.0, 0, dict(ga_interval=1), False),
+    ((9, 2, 2, 2), 4.0, 1, dict(ga_interval=4), True), ((9, 2, 2, 3), 3.99, 1, dict(ga_interval=4), False),
+])  # fmt: skip
+def test_epo_eq_3_and_when_a_generation_is_due(fitness, episodes, generation, flags, due):
+    """EPO Eq. 3: ">", not ">="; or fixed intervals, in which it has no say. epo.py: generation_is_due."""
+    args = SimpleNamespace(**{"ga_warmup": 2, "ga_interval": 0, "ga_threshold": 0.3, **flags})
+    gap, median = epo.fitness_spread(fitness_of(*fitness), 0.01)
+    assert bool(epo.generation_is_due(gap, median, torch.tensor(episodes), generation, args)) == due
 
 
 @pytest.mark.parametrize("flags", [
@@ -628,43 +621,29 @@ def test_epo_algorithm_1_lines_8_to_11_when_a_generation_comes(train, flags):
     assert bool(run.generations) == (args.ga_threshold < 1 or args.ga_interval > 0)
     happened = {generation.iteration: generation for generation in run.generations}
     N, n = args.num_envs, args.num_envs // args.num_agents
-    score, judged = [None] * N, [True] * N  # judged: the running episode is all of the present genome
-    episodes, episodes_at_ga = 0.0, 0.0
+    score, judged, episodes = [None] * N, [True] * N, 0.0  # judged: the running episode began after the generation
     for iteration in range(args.num_iterations):
         scores = [[x for x in score[k * n : (k + 1) * n] if x is not None] for k in range(args.num_agents)]
-        fires = episodes >= args.ga_warmup and all(len(x) >= 0.9 * n for x in scores[1:])
+        warm = episodes >= args.ga_warmup or any(i < iteration for i in happened)
+        fires = warm and all(len(x) >= 0.9 * n for x in scores[1:])
         if fires and args.ga_interval:
-            fires = episodes - episodes_at_ga >= args.ga_interval
+            fires = episodes >= args.ga_interval
         elif fires:
-            fitness = [mean(x) for x in scores]
-            unit = max(abs(statistics.median(fitness[1:])), 0.01)  # Drift's floor
-            fires = max(fitness[1:]) - min(fitness[1:]) > args.ga_threshold * unit  # EPO Eq. 3
+            fitness = [mean(x) for x in scores[1:]]
+            unit = max(abs(statistics.median(fitness)), 0.01)  # Drift's floor
+            fires = max(fitness) - min(fitness) > args.ga_threshold * unit  # EPO Eq. 3
         assert fires == (iteration in happened)
         if fires:
-            generation, episodes_at_ga = happened[iteration], episodes
-            last = run.steps[iteration * args.num_steps - 1]
-            begins = last.terminated | last.truncated  # its first step is the new genome's
             for k in range(1, args.num_agents):
-                assert generation.fitness[k] == pytest.approx(mean(scores[k]), abs=1e-5)
-            for child, _, _ in generation.lineage:
-                for e in range(child * n, (child + 1) * n):
-                    score[e], judged[e] = None, bool(begins[e])
+                assert happened[iteration].fitness[k] == pytest.approx(mean(scores[k]), abs=1e-5)
+            last = run.steps[iteration * args.num_steps - 1]
+            score, judged, episodes = [None] * N, (last.terminated | last.truncated).tolist(), 0.0
         for step in run.steps[iteration * args.num_steps :][: args.num_steps]:
             for e in step.counts.nonzero().flatten().tolist():  # shortened episodes do not
                 score[e] = step.objective[e].item() if judged[e] else score[e]
-                episodes += 1 / N
+                episodes += judged[e] / N
             for e in (step.terminated | step.truncated).nonzero().flatten().tolist():
                 judged[e] = True
-
-
-def test_fitness_is_told_where_shortened_episodes_end(train, monkeypatch):
-    """They do not count, but the next one is all of the present genome. epo.py: main(), Fitness.record()."""
-    seen, record = [], epo.Fitness.record
-    monkeypatch.setattr(epo.Fitness, "record", lambda *inputs: seen.append(inputs[2].clone()) or record(*inputs))
-    run = train(epo, TINY_POPULATION)
-    ends = [step.terminated | step.truncated for step in run.steps]
-    assert torch.equal(torch.stack(seen), torch.stack(ends))
-    assert any((end & ~step.counts).any() for end, step in zip(ends, run.steps))
 
 
 FITNESS = fitness_of(-100, 3, 1, 5, 2, 4)  # the leader is the worst; with 3 elites: 3, 5, 1, to replace: 4, 2

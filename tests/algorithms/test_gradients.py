@@ -14,21 +14,13 @@ import epo
 import ppo
 import sapg
 from tests.algorithms.reference_loss import (
-    assert_gradients,
-    evaluate,
-    gaussian_kl,
-    learning_data,
-    minibatch_rows,
-    network,
-    owner,
-    play,
-)
+    assert_gradients, gaussian_kl, learning_data, minibatch_rows, network, owner, play,
+)  # fmt: skip
 from tests.algorithms.test_equations import cases, clip, clipped_surrogate, critic_error, entropy, every_case
+from tests.conftest import every_population, every_script
 
 pytestmark = pytest.mark.usefixtures("float64")
 
-every_script = pytest.mark.parametrize("script", [ppo, sapg, cpo, epo], ids=lambda script: script.__name__)
-every_population = pytest.mark.parametrize("script", [sapg, cpo, epo], ids=lambda script: script.__name__)
 every_network = pytest.mark.parametrize(
     "network_flag", ["", "--lstm", "--separate-critic"], ids=["mlp", "lstm", "separate-critic"]
 )
@@ -79,6 +71,7 @@ def loss_of(args):
     (cpo, "--awac-coef 0.5 --reverse-kl-coef 0.3 --adversarial-coef 0.05 --critic-n-step 3"
           " --reward-scale 0.1 --seed 4"),
     (cpo, "--separate-critic --awac-coef 0.5 --reverse-kl-coef 0.3 --adversarial-coef 0.05"),
+    (cpo, "--aggregation symmetric --awac-coef 0.5 --reverse-kl-coef 0.3"),  # of Eq. 25 are on-policy rows alone
     (epo, "--off-policy-mu --off-policy-ratio 3 --ga-threshold 0"),
     (epo, "--no-clip-vloss --separate-critic --max-ent-coef 0.3 --ga-threshold 0"),
     (epo, "--lstm --off-policy-ratio 3 --max-ent-coef 0.3 --bounds-coef 0.5 --learning-rate 0.2 --seed 2"),

@@ -7,14 +7,8 @@ import cpo
 import epo
 import ppo
 import sapg
-from tests.conftest import TINY, TINY_POPULATION, parse
+from tests.conftest import FLAGS, TINY, TINY_POPULATION, every_population, every_script, parse
 
-every_script = pytest.mark.parametrize(
-    "script, flags",
-    [(ppo, TINY), (sapg, TINY_POPULATION), (cpo, TINY_POPULATION), (epo, TINY_POPULATION)],
-    ids=["ppo", "sapg", "cpo", "epo"],
-)
-every_population = pytest.mark.parametrize("script", [sapg, cpo, epo], ids=lambda script: script.__name__)
 every_network = pytest.mark.parametrize(
     "network", ["", "--lstm", "--separate-critic"], ids=["mlp", "lstm", "separate-critic"]
 )
@@ -117,8 +111,8 @@ def test_epo_with_generations_is_not_sapg(train):
 
 
 @every_script
-def test_same_seed_same_run_other_seed_other_run(train, script, flags):
-    first, again, other = [train(script, f"{flags} --seed {seed}") for seed in (3, 3, 4)]
+def test_same_seed_same_run_other_seed_other_run(train, script):
+    first, again, other = [train(script, f"{FLAGS[script]} --seed {seed}") for seed in (3, 3, 4)]
     assert same(first, again)
     for x, y in zip(first.minibatches, other.minibatches):
         assert not torch.equal(x.params["actor.weight"], y.params["actor.weight"])
@@ -127,10 +121,10 @@ def test_same_seed_same_run_other_seed_other_run(train, script, flags):
 
 @every_script
 @every_network
-def test_first_ratio_of_on_policy_rows_is_one(train, script, flags, network, monkeypatch):
+def test_first_ratio_of_on_policy_rows_is_one(train, script, network, monkeypatch):
     """While the normalisers stand still: otherwise the network sees other observations than when it acted."""
     monkeypatch.setattr(script.RunningMeanStd, "update", lambda *_: None)
-    run = train(script, f"{flags} {network}")
+    run = train(script, f"{FLAGS[script]} {network}")
     assert any(step.terminated.any() for step in run.steps[:8]) and any(step.truncated.any() for step in run.steps[:8])
     for iteration in range(3):
         minibatch = run.minibatches[4 * iteration]  # 2 epochs of 2 minibatches
@@ -165,8 +159,8 @@ def test_every_row_is_labelled_with_who_learns_from_it(train, script, aggregatio
 
 
 @every_script
-def test_every_epoch_has_an_order_of_its_own(train, script, flags):
-    run = train(script, f"{flags} --num-minibatches 3")
+def test_every_epoch_has_an_order_of_its_own(train, script):
+    run = train(script, f"{FLAGS[script]} --num-minibatches 3")
     for iteration in range(3):
         orders = []
         for epoch in range(2):
@@ -235,9 +229,9 @@ def moments(rows):
 
 
 @every_script
-def test_normalisers_take_in_the_rollout_before_the_update_and_then_stand_still(train, script, flags):
+def test_normalisers_take_in_the_rollout_before_the_update_and_then_stand_still(train, script):
     """Acting, values, advantages and relabelling are by the statistics of all rollouts before."""
-    run = train(script, flags)
+    run = train(script, FLAGS[script])
     obs = torch.stack([step.obs for step in run.steps])
     for iteration in range(3):
         own = run.minibatches[4 * iteration : 4 * iteration + 4]
@@ -254,9 +248,9 @@ def test_normalisers_take_in_the_rollout_before_the_update_and_then_stand_still(
 
 @every_script
 @every_network
-def test_a_window_at_once_equals_step_by_step(script, flags, network):
+def test_a_window_at_once_equals_step_by_step(script, network):
     torch.manual_seed(0)
-    args = parse(script, f"{flags} {network}")
+    args = parse(script, f"{FLAGS[script]} {network}")
     agent = script.Agent(3, 2, args)
     agent.obs_rms.update(torch.randn(20, 3) + 1.0)
     obs, actions, dones = torch.randn(10, 8, 3), torch.randn(10, 8, 2), torch.rand(10, 8) < 0.3
@@ -274,9 +268,9 @@ def test_a_window_at_once_equals_step_by_step(script, flags, network):
 
 
 @every_script
-def test_actions_are_drawn_as_normal_draws_them(script, flags):
+def test_actions_are_drawn_as_normal_draws_them(script):
     torch.manual_seed(0)
-    args = parse(script, flags)
+    args = parse(script, FLAGS[script])
     agent = script.Agent(3, 2, args)
     torch.nn.init.normal_(agent.actor_logstd)
     obs, dones, state = torch.randn(5, 8, 3), torch.zeros(5, 8, dtype=torch.bool), torch.zeros(1, 8, 0)
@@ -288,9 +282,9 @@ def test_actions_are_drawn_as_normal_draws_them(script, flags):
 
 
 @every_script
-def test_memory_does_not_cross_an_episodes_beginning(script, flags):
+def test_memory_does_not_cross_an_episodes_beginning(script):
     torch.manual_seed(0)
-    args = parse(script, f"{flags} --lstm")
+    args = parse(script, f"{FLAGS[script]} --lstm")
     agent = script.Agent(3, 2, args)
     obs, other = torch.randn(2, 6, 1, 3).unbind()
     dones = torch.tensor([False, False, False, True, False, False])[:, None]

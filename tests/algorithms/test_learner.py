@@ -6,14 +6,8 @@ import statistics
 import pytest
 import torch
 
-import cpo
-import epo
 import ppo
-import sapg
-from tests.conftest import TINY, TINY_POPULATION, parse, tuned
-
-FLAGS = {ppo: TINY, sapg: TINY_POPULATION, cpo: TINY_POPULATION, epo: TINY_POPULATION}
-every_script = pytest.mark.parametrize("script", FLAGS, ids=lambda script: script.__name__)
+from tests.conftest import FLAGS, TINY, TINY_POPULATION, every_script, parse, tuned
 
 
 # ---------------------------------------------------------------- learning rate

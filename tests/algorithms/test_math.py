@@ -11,10 +11,7 @@ import cpo
 import epo
 import ppo
 import sapg
-from tests.conftest import DRIFT, TINY, TINY_POPULATION, parse, tuned
-
-every_script = pytest.mark.parametrize("script", [ppo, sapg, cpo, epo], ids=lambda script: script.__name__)
-every_population = pytest.mark.parametrize("script", [sapg, cpo, epo], ids=lambda script: script.__name__)
+from tests.conftest import DRIFT, FLAGS, TINY, TINY_POPULATION, every_population, every_script, parse, tuned
 
 
 def column(*numbers):
@@ -163,7 +160,7 @@ def relabelled(script, lstm, **flags):
     """Random data of 3 agents in 6 columns, and columns 5, 2, 3 relabelled for learners 0, 0, 1."""
     torch.manual_seed(0)
     args = SimpleNamespace(num_agents=3, latent_dim=4, lstm=lstm, lstm_size=8, hidden_sizes=(16, 16), gamma=0.9)
-    args.separate_critic, args.off_policy_mu = False, flags.get("off_policy_mu", True)
+    args.separate_critic, args.init_std, args.off_policy_mu = False, 1.0, flags.get("off_policy_mu", True)
     agent = script.Agent(3, 2, args)
     agent.obs_rms.update(2.0 * torch.randn(20, 3) + 1.0)
     agent.value_rms.update(5.0 * torch.randn(50) + 3.0)
@@ -225,7 +222,7 @@ def test_gradients_stay_finite_for_actions_that_were_hardly_possible(train, scri
         return agent
 
     monkeypatch.setattr(script, "Agent", surprised)
-    run = train(script, TINY if script is ppo else TINY_POPULATION)
+    run = train(script, FLAGS[script])
     assert len(run.logged) == 3 and all(log["losses/policy_loss"] > 1e6 for log in run.logged)
     assert all(grad.isfinite().all() for minibatch in run.minibatches for grad in minibatch.grads.values())
 
@@ -264,16 +261,13 @@ def fitness_of(*numbers):
     return torch.tensor([float(number) for number in numbers])
 
 
-def ended(indices, objective):
-    """info["episode"] of a step in which the episodes of some environments (indices) end, and where they do."""
-    done = torch.tensor([i in indices for i in range(len(objective))])
-    return {"done": done, "objective": torch.as_tensor(objective, dtype=torch.float32)}, done
+NOBODY, EVERYBODY, NOT_KNOWN = (), range(6), None
 
 
-EVERYWHERE, NOWHERE = range(6), torch.zeros(6, dtype=torch.bool)
-
-
-NOT_KNOWN = None
+def record(fitness, begins, ends, objective):
+    """A step in which episodes begin and end in some environments (indices) with these objectives."""
+    begins, done = (torch.tensor([i in indices for i in range(fitness.score.numel())]) for indices in (begins, ends))
+    fitness.record(begins, {"done": done, "objective": torch.as_tensor(objective, dtype=torch.float32)})
 
 
 def per_agent(fitness):
@@ -283,74 +277,47 @@ def per_agent(fitness):
 def test_fitness_is_the_mean_of_each_environments_latest_episode():
     fitness = epo.Fitness(6, 3, "cpu")
     assert per_agent(fitness) == [NOT_KNOWN, NOT_KNOWN, NOT_KNOWN]
-    fitness.record(*ended((0, 1, 2), [10, 20, 30, 99, 99, 99]))
+    record(fitness, EVERYBODY, (0, 1, 2), [10, 20, 30, 99, 99, 99])
     assert per_agent(fitness) == [15.0, NOT_KNOWN, NOT_KNOWN]  # agent 1 has one of two
-    fitness.record(*ended((1, 3, 4, 5), [99, 40, 99, 50, 7, 8]))
+    record(fitness, (0, 1, 2), (1, 3, 4, 5), [99, 40, 99, 50, 7, 8])
     assert per_agent(fitness) == [25.0, 40.0, 7.5]  # the latest of environment 1 wins
 
 
 def test_fitness_of_an_agent_moves_with_its_own_environments_alone():
     fitness = epo.Fitness(6, 3, "cpu")
-    fitness.record(*ended(EVERYWHERE, [1, 2, 3, 4, 5, 6]))
+    record(fitness, EVERYBODY, EVERYBODY, [1, 2, 3, 4, 5, 6])
     for agent in range(3):
         before = fitness.per_agent()
-        fitness.record(*ended((2 * agent, 2 * agent + 1), [100 * (agent + 1)] * 6))
+        record(fitness, EVERYBODY, (2 * agent, 2 * agent + 1), [100 * (agent + 1)] * 6)
         assert (fitness.per_agent() != before).tolist() == [k == agent for k in range(3)]
 
 
-def test_episodes_that_began_with_the_old_genome_do_not_count():
+def test_episodes_that_began_before_the_generation_do_not_count():
     fitness = epo.Fitness(6, 3, "cpu")
-    fitness.record(*ended(EVERYWHERE, [1] * 6))
-    assert fitness.episodes() == (1.0, 1.0)
-    fitness.new_genomes([1], NOWHERE)
-    assert fitness.episodes() == (1.0, 0.0)
-    assert per_agent(fitness) == [1.0, NOT_KNOWN, 1.0]
-    fitness.record(*ended(EVERYWHERE, [2] * 6))  # for agent 1: the episodes that were running
-    assert per_agent(fitness) == [2.0, NOT_KNOWN, 2.0]
-    fitness.record(*ended(EVERYWHERE, [3, 3, 3, 4, 3, 3]))
-    assert per_agent(fitness) == [3.0, 3.5, 3.0]
-    fitness.record(*ended((0, 4, 5), [0] * 6))
-    assert fitness.episodes() == (3.5, 2.5)
-
-
-def test_an_episode_that_begins_with_the_new_genome_counts():
-    fitness = epo.Fitness(6, 3, "cpu")
-    fitness.record(*ended(EVERYWHERE, [1] * 6))
-    fitness.new_genomes([1], torch.tensor([True, True, True, False, True, True]))  # environment 3 goes on
-    fitness.record(*ended(EVERYWHERE, [2] * 6))
-    assert fitness.valid.tolist() == [True, True, True, False, True, True]
-    fitness.record(*ended((3,), [4] * 6))
-    assert per_agent(fitness) == [2.0, 3.0, 2.0]
-
-
-def test_an_episode_after_a_shortened_one_counts():
-    fitness = epo.Fitness(6, 3, "cpu")
-    fitness.new_genomes([1], NOWHERE)
-    episode, done = ended(EVERYWHERE, [1] * 6)
-    fitness.record({**episode, "done": ~done}, done)  # staggered first episodes end without a result
-    assert per_agent(fitness) == [NOT_KNOWN] * 3
-    fitness.record(episode, done)
-    assert per_agent(fitness) == [1.0, 1.0, 1.0]
+    record(fitness, EVERYBODY, EVERYBODY, [1] * 6)
+    fitness.begin_generation()
+    assert per_agent(fitness) == [NOT_KNOWN] * 3 and not fitness.episodes.any()  # of children and all others
+    record(fitness, (0, 1, 2), EVERYBODY, [2] * 6)  # the other episodes were running
+    assert per_agent(fitness) == [2.0, NOT_KNOWN, NOT_KNOWN]
+    record(fitness, EVERYBODY, (3, 4, 5), [3, 3, 3, 4, 3, 5])
+    assert per_agent(fitness) == [2.0, 3.0, 4.0]
+    assert fitness.episodes.tolist() == [[1, 1], [1, 1], [1, 1]]
 
 
 def test_fitness_goes_on_from_its_state():
     fitness, copy = epo.Fitness(6, 3, "cpu"), epo.Fitness(6, 3, "cpu")
-    fitness.record(*ended(EVERYWHERE, [1, 2, 3, 4, 5, 6]))
-    fitness.new_genomes([1], NOWHERE)
-    fitness.record(*ended((2,), [9] * 6))
+    record(fitness, EVERYBODY, (0, 1, 2), [1, 2, 3, 4, 5, 6])
     copy.load_state_dict(fitness.state_dict())
     for each in (fitness, copy):
-        each.record(*ended((2, 3), [7, 7, 7, 8, 7, 7]))
-        assert per_agent(each) == [1.5, NOT_KNOWN, 5.5] and each.episodes() == (1.5, 0.5)
-        each.record(*ended((3,), [0, 0, 0, 8, 0, 0]))
-        assert per_agent(each) == [1.5, 7.5, 5.5]
+        record(each, NOBODY, (2, 3), [7, 7, 7, 8, 7, 7])
+        assert per_agent(each) == [1.5, 7.5, NOT_KNOWN] and each.episodes.tolist() == [[1, 1], [2, 1], [0, 0]]
 
 
 @pytest.mark.parametrize("n", [10, 20, 30])
 def test_fitness_is_known_from_nine_tenths_of_the_environments(n):
     fitness = epo.Fitness(2 * n, 2, "cpu")
     for count, known in ((9 * n // 10 - 1, NOT_KNOWN), (9 * n // 10, 1.0)):
-        fitness.record(*ended(range(count), [1] * 2 * n))
+        record(fitness, range(count), range(count), [1] * 2 * n)
         assert per_agent(fitness) == [known, NOT_KNOWN]
 
 

@@ -7,16 +7,13 @@ import numpy as np
 import pytest
 import torch
 
-import envs
 from envs.models import allegro_kuka_scene as scene
 from envs.tasks import allegro_kuka as task
 from envs.tasks.clearance import Clearance
-from tests.envs.still_engine import StillEngine
+from tests.envs.helpers import StillEngine, data_of, random_actions, started, turn
 
-ENV_ID = "AllegroKukaRegrasping"
-TURN_X = [math.sqrt(0.5), math.sqrt(0.5), 0.0, 0.0]  # 90 degrees about x: y -> z, z -> -y
-TURN_Z = [math.sqrt(0.5), 0.0, 0.0, math.sqrt(0.5)]  # 90 degrees about z: x -> y, y -> -x
-FAR = 1e9  # a tolerance with which every place is near the goal
+TURN_X = turn(math.pi / 2, 0)  # y -> z, z -> -y
+TURN_Z = turn(math.pi / 2, 2)  # x -> y, y -> -x
 
 
 @pytest.fixture
@@ -73,67 +70,40 @@ def rewards(**changes):
 # -------------------------------------------------------------------- reward, term by term
 
 
-@pytest.mark.parametrize("height, expected", [(0.63, 1.0), (0.7, 2.4), (0.58, 0.0), (0.3, 0.0), (0.729, 2.98)])
-def test_lift_pays_the_height(height, expected):
-    assert rewards(height=height)["lift"] == pytest.approx(expected, abs=1e-5)
-
-
-def test_lift_stops_when_lifted():
-    assert rewards(height=0.731)["lift"] == 0.0 and rewards(height=2.0)["lift"] == 0.0
-    assert rewards(height=0.63, lifted=True)["lift"] == 0.0  # once lifted, always lifted
-
-
-def test_lift_bonus_is_paid_once():
-    first = rewards(height=0.731)
-    assert first["lift_bonus"] == 300.0 and first["lifted"]
-    assert rewards(height=0.729)["lift_bonus"] == 0.0 and not rewards(height=0.729)["lifted"]
-    later = rewards(height=0.6, lifted=True)
-    assert later["lift_bonus"] == 0.0 and later["lifted"]
-
-
-def test_fingertip_pays_only_new_records():
-    result = rewards(fingertip_distance=[0.4, 0.6, 0.45, 0.5])
-    assert result["fingertip"] == pytest.approx(50.0 * (0.1 + 0.05))
-    assert result["closest_fingertip"] == pytest.approx([0.4, 0.5, 0.45, 0.5])
-
-
-def test_fingertip_stops_in_the_very_step_of_lifting_but_remembers():
-    for state in (dict(lifted=True), dict(height=0.75)):
-        result = rewards(fingertip_distance=[0.4, 0.6, 0.45, 0.5], **state)
-        assert result["fingertip"] == 0.0
-        assert result["closest_fingertip"] == pytest.approx([0.4, 0.5, 0.45, 0.5])
-
-
-def test_keypoint_pays_new_records_once_lifted():
-    assert rewards(lifted=True, keypoint_distance=0.3)["keypoint"] == pytest.approx(20.0)
-    assert rewards(lifted=True, keypoint_distance=0.5)["keypoint"] == 0.0
-    assert rewards(height=0.75, keypoint_distance=0.3)["keypoint"] == pytest.approx(20.0)  # in the step of lifting
-
-
-def test_keypoint_progress_before_lifting_is_forfeited():
-    result = rewards(keypoint_distance=0.3)
-    assert result["keypoint"] == 0.0 and result["closest_keypoint"] == pytest.approx(0.3)
-    assert rewards(keypoint_distance=0.5)["closest_keypoint"] == pytest.approx(0.4)
-
-
-def test_progress_of_one_step_is_limited():
-    assert rewards(fingertip_distance=[5.0] * 4, closest_fingertip=[20.0, 5.0, 5.0, 5.0])["fingertip"] == 500.0
-    assert rewards(lifted=True, keypoint_distance=0.0, closest_keypoint=200.0)["keypoint"] == 20_000.0
-
-
-def test_goal_pays_every_step_within_one_and_a_half_tolerances():
-    inside, outside = rewards(keypoint_distance=0.1124), rewards(keypoint_distance=0.1126)
-    assert inside["near"] and inside["goal"] == pytest.approx(1000.0 / 30.0)
-    assert not outside["near"] and outside["goal"] == 0.0
-    assert rewards(keypoint_distance=0.0149, tolerance=0.01)["near"]
-    assert not rewards(keypoint_distance=0.0151, tolerance=0.01)["near"]
-    assert rewards(keypoint_distance=0.1, success_steps=5)["goal"] == 200.0
-
-
-def test_speed_costs():
-    result = rewards(joint_velocity=[1.0, -2.0] + [0.0] * 5 + [-3.0] + [0.0] * 14 + [4.0])
-    assert result["arm_speed"] == pytest.approx(-0.009)
-    assert result["hand_speed"] == pytest.approx(-0.0021)
+@pytest.mark.parametrize("changes, expected", [
+    # until it is lifted, the height pays
+    (dict(height=0.63), dict(lift=1.0, lift_bonus=0.0, lifted=False)), (dict(height=0.7), dict(lift=2.4)),
+    (dict(height=0.58), dict(lift=0.0)), (dict(height=0.3), dict(lift=0.0)), (dict(height=0.729), dict(lift=2.98)),
+    (dict(height=0.731), dict(lift=0.0, lift_bonus=300.0, lifted=True)), (dict(height=2.0), dict(lift=0.0)),
+    (dict(height=0.63, lifted=True), dict(lift=0.0, lift_bonus=0.0, lifted=True)),  # once lifted, always lifted
+    # fingertips: new records alone, 50 * (0.1 + 0.05); after the lift they are remembered and pay no more
+    (dict(fingertip_distance=[0.4, 0.6, 0.45, 0.5]), dict(fingertip=7.5, closest_fingertip=[0.4, 0.5, 0.45, 0.5])),
+    (dict(fingertip_distance=[0.4, 0.6, 0.45, 0.5], lifted=True),
+     dict(fingertip=0.0, closest_fingertip=[0.4, 0.5, 0.45, 0.5])),
+    (dict(fingertip_distance=[0.4, 0.6, 0.45, 0.5], height=0.75), dict(fingertip=0.0)),  # the very step of lifting
+    (dict(fingertip_distance=[5.0] * 4, closest_fingertip=[20.0, 5.0, 5.0, 5.0]), dict(fingertip=500.0)),  # at most
+    # keypoints: the other way round, and progress before the lift is forfeited
+    (dict(lifted=True, keypoint_distance=0.3), dict(keypoint=20.0)),
+    (dict(lifted=True, keypoint_distance=0.5), dict(keypoint=0.0)),
+    (dict(height=0.75, keypoint_distance=0.3), dict(keypoint=20.0)),
+    (dict(keypoint_distance=0.3), dict(keypoint=0.0, closest_keypoint=0.3)),
+    (dict(keypoint_distance=0.5), dict(closest_keypoint=0.4)),
+    (dict(lifted=True, keypoint_distance=0.0, closest_keypoint=200.0), dict(keypoint=20_000.0)),
+    # every step within one and a half tolerances
+    (dict(keypoint_distance=0.1124), dict(near=True, goal=1000.0 / 30.0)),
+    (dict(keypoint_distance=0.1126), dict(near=False, goal=0.0)),
+    (dict(keypoint_distance=0.0149, tolerance=0.01), dict(near=True)),
+    (dict(keypoint_distance=0.0151, tolerance=0.01), dict(near=False)),
+    (dict(keypoint_distance=0.1124, success_steps=5), dict(goal=200.0)),
+    (dict(keypoint_distance=0.1124, success_steps=1), dict(goal=1000.0)),
+    # speed costs, of the arm more than of the hand
+    (dict(joint_velocity=[1.0, -2.0] + [0.0] * 5 + [-3.0] + [0.0] * 14 + [4.0]),
+     dict(arm_speed=-0.009, hand_speed=-0.0021)),
+])  # fmt: skip
+def test_reward_terms(changes, expected):
+    found = rewards(**changes)
+    for name, value in expected.items():
+        assert found[name] == pytest.approx(value, abs=1e-5), name
 
 
 def test_lifting_step_all_in_one(make_still):
@@ -416,11 +386,16 @@ def test_objects_start_above_the_table(make_still, nothing_in_the_way):
     assert np.abs(products - np.eye(4) / 4).max() < 0.02
 
 
-def test_goals_fill_their_box(make_still, nothing_in_the_way):
-    goal = make_still(4000).goal
+@pytest.mark.parametrize("env_class, turned", [
+    (task.AllegroKukaRegrasping, False), (task.AllegroKukaReorientation, True)
+])  # fmt: skip
+def test_goals_fill_their_box(env_class, turned, make_still, nothing_in_the_way):
+    goal = make_still(4000, env_class=env_class).goal
     assert goal[:, :3].amin(0).tolist() == pytest.approx([-0.4, 0.0, 0.68], abs=0.005)
     assert goal[:, :3].amax(0).tolist() == pytest.approx([0.4, 0.35, 1.05], abs=0.005)
-    assert (goal[:, 3:] == torch.tensor([1.0, 0.0, 0.0, 0.0])).all()
+    products = goal[:, 3:].T @ goal[:, 3:] / 4000  # uniform over rotations: the identity / 4
+    expected = torch.eye(4) / 4 if turned else torch.diag(torch.tensor([1.0, 0.0, 0.0, 0.0]))
+    assert (products - expected).abs().max() < 0.02 and torch.allclose(goal[:, 3:].norm(dim=1), torch.ones(4000))
 
 
 def test_every_environment_has_the_object_of_its_number(make_still):
@@ -457,155 +432,56 @@ def test_the_last_reward_is_observed_until_the_reset(make_still):
 # -------------------------------------------------------------------- with physics
 
 
-def random_actions(num_envs, seed):
-    generator = torch.Generator().manual_seed(seed)
-    while True:
-        yield 2.0 * torch.rand(num_envs, 23, generator=generator) - 1.0
+CENTRE, CORNERS = np.zeros((1, 3)), np.array([[1, 1, 1], [1, 1, -1], [-1, -1, 1], [-1, -1, -1]])
 
 
-def test_contract():
-    env = envs.make(ENV_ID, 3)
-    assert (env.num_obs, env.num_actions, env.max_episode_steps, env.engine_name) == (99, 23, 400, env.engine.name)
-    obs = env.reset()
-    assert obs.shape == (3, 99) and obs.dtype == torch.float32
-    obs, reward, terminated, truncated, info = env.step(torch.zeros(3, 23))
-    assert obs.shape == (3, 99) and reward.shape == (3,) and reward.dtype == torch.float32
-    assert terminated.dtype == truncated.dtype == info["episode"]["done"].dtype == torch.bool
-    assert torch.equal(info["final_obs"], obs)
-
-
-CORNERS = np.array([[1, 1, 1], [1, 1, -1], [-1, -1, 1], [-1, -1, -1]])
-
-
-@pytest.mark.parametrize("env_id, pattern", [
-    ("AllegroKukaRegrasping", 0 * CORNERS[:1]), ("AllegroKukaThrow", 0 * CORNERS[:1]),
-    ("AllegroKukaReorientation", CORNERS),
+@pytest.mark.parametrize("env_id, arms, pattern", [
+    ("AllegroKukaRegrasping", [""], CENTRE), ("AllegroKukaThrow", [""], CENTRE),
+    ("AllegroKukaReorientation", [""], CORNERS), ("AllegroKukaTwoArmsRegrasping", ["arm0_", "arm1_"], CENTRE),
+    ("AllegroKukaTwoArmsReorientation", ["arm0_", "arm1_"], CORNERS),
 ])  # fmt: skip
-def test_observation_layout(env_id, pattern):
+def test_observation_layout(env_id, arms, pattern):
     """Every slice against MuJoCo's own kinematics of the same state."""
-    env = envs.make(env_id, 2, seed=3)
-    env.reset()
-    actions = random_actions(2, 0)
-    for _ in range(5):
-        obs, reward, *_ = env.step(next(actions))
-    env.successes[:] = 3.0
-    env.lifted[1] = True
+    env = started(env_id, 2, seed=3)
+    for action in random_actions(env, 5):
+        reward = env.step(action)[1]
+    env.successes[:], env.lifted[1] = 3.0, True
     obs = env.observe().double().numpy()
     for i in range(2):
-        model = env.engine.models[i]
+        model, data = data_of(env, i)
         scale = scene.object_scales(env.object_families)[i]
-        data = mujoco.MjData(model)
-        data.qpos[:], data.qvel[:] = env.engine.qpos[i].double().numpy(), env.engine.qvel[i].double().numpy()
-        mujoco.mj_forward(model, data)
 
         def point(name, offset):
             return data.body(name).xpos + data.body(name).xmat.reshape(3, 3) @ offset
 
         def motion(name):
-            spin_and_speed = np.zeros(6)
-            kind = mujoco.mjtObj.mjOBJ_XBODY
-            mujoco.mj_objectVelocity(model, data, kind, data.body(name).id, spin_and_speed, 0)
-            w, x, y, z = data.body(name).xquat
-            return [x, y, z, w, *spin_and_speed[3:], *spin_and_speed[:3]]
+            velocity, body = np.zeros(6), data.body(name)
+            mujoco.mj_objectVelocity(model, data, mujoco.mjtObj.mjOBJ_XBODY, body.id, velocity, 0)
+            return [*body.xquat[[1, 2, 3, 0]], *velocity[3:], *velocity[:3]]
 
-        palm, box = point("iiwa7_link_7", [0, -0.02, 0.16]), data.body("object").xpos
         matrix = np.zeros(9)
         mujoco.mju_quat2Mat(matrix, env.goal[i, 3:].double().numpy())
-        of_object = np.array([point("object", 0.0375 * scale * corner) for corner in pattern])
-        of_goal = [env.goal[i, :3].numpy() + matrix.reshape(3, 3) @ (0.0375 * scale * corner) for corner in pattern]
-        offsets = [[0.05, 0.005, 0]] * 3 + [[0.06, 0.005, 0]]
-        fingers = ["index_link_3", "middle_link_3", "ring_link_3", "thumb_link_3"]
-        tips = np.array([point(name, offset) for name, offset in zip(fingers, offsets)])
-        lower, upper = model.jnt_range[:23].T
+        corners = 0.0375 * scale * pattern
+        of_object = np.array([point("object", corner) for corner in corners])
+        of_goal = env.goal[i, :3].numpy() + corners @ matrix.reshape(3, 3).T
+        palms = np.array([point(arm + "iiwa7_link_7", [0, -0.02, 0.16]) for arm in arms])
+        offsets = dict(index=0.05, middle=0.05, ring=0.05, thumb=0.06)
+        tips = [[point(f"{arm}{name}_link_3", [x, 0.005, 0]) for name, x in offsets.items()] for arm in arms]
+        lower, upper = model.jnt_range[: 23 * len(arms)].T
         expected = [
-            *(2 * (data.qpos[:23] - lower) / (upper - lower) - 1), *data.qvel[:23], *palm,
-            *motion("iiwa7_link_7"), *motion("object"), *(tips - palm).flatten(),
-            *(of_object - palm).flatten(), *(of_object - of_goal).flatten(), *scale,
-            env.closest_keypoint[i], *env.closest_fingertip[i], float(i == 1), math.log(5 / 10 + 1),
-            math.log(4), 0.01 * reward[i],
+            *(2 * (data.qpos[: len(lower)] - lower) / (upper - lower) - 1), *data.qvel[: len(lower)], *palms.flatten(),
+            *[x for arm in arms for x in motion(arm + "iiwa7_link_7")], *motion("object"),
+            *(np.array(tips) - palms[:, None]).flatten(), *(of_object - palms[:, None]).flatten(),
+            *(of_object - of_goal).flatten(), *scale, env.closest_keypoint[i],
+            *(env.closest_fingertip[i] if len(arms) == 1 else []),
+            float(i == 1), math.log(5 / 10 + 1), math.log(4), 0.01 * reward[i],
         ]  # fmt: skip
-        assert len(expected) == env.num_obs == 93 + 6 * len(pattern)
         assert obs[i] == pytest.approx(np.clip(np.array(expected, float), -10.0, 10.0), abs=2e-4)
-        assert (env.closest_fingertip[i].numpy() <= np.linalg.norm(tips - box, axis=1) + 1e-5).all()
+        distance = np.linalg.norm(np.array(tips) - data.body("object").xpos, axis=2).flatten()
+        assert (env.closest_fingertip[i].numpy() <= distance + 1e-5).all()
 
 
 def test_observation_is_clamped():
-    env = envs.make(ENV_ID, 2)
-    env.reset()
+    env = started("AllegroKukaRegrasping")
     env.last_reward[:] = torch.tensor([30.0, -30.0])
     assert env.observe()[:, 98].tolist() == [10.0, -10.0]
-
-
-def test_reset_where_leaves_the_others_untouched():
-    env = envs.make(ENV_ID, 4)
-    env.reset()
-    actions = random_actions(4, 0)
-    for _ in range(20):
-        env.step(next(actions))
-    env.near_steps += 7
-    before, obs = env.state_dict(), env.observe()
-    mask = torch.tensor([True, False, True, False])
-    env.reset_where(mask)
-    after = env.state_dict()
-    for name in env._tensor_names():
-        if before[name].shape[:1] == (4,):
-            assert torch.equal(before[name][~mask], after[name][~mask]), name
-        elif name != "generator":
-            assert torch.equal(before[name], after[name]), name
-    assert torch.equal(before["engine"]["state"][~mask], after["engine"]["state"][~mask])
-    assert torch.equal(obs[~mask], env.observe()[~mask])
-    assert (before["engine"]["state"] != after["engine"]["state"])[mask].any(1).all()
-    env.reset_where(torch.zeros(4, dtype=torch.bool))
-    assert torch.equal(env.state_dict()["engine"]["state"], after["engine"]["state"])
-
-
-def test_checkpoint_continues_bitwise():
-    """Through successes, falls and time limits: each happens to some environment after the checkpoint."""
-
-    def follow(env, actions):
-        history = []
-        for action in actions:
-            obs, reward, terminated, truncated, info = env.step(action)
-            history += [obs, reward, terminated, truncated, info["final_obs"], *info["metrics"].values()]
-        return history
-
-    source = random_actions(4, 0)
-    actions = [next(source) for _ in range(40)]
-    env = envs.make(ENV_ID, 4, seed=1)
-    env.reset()
-    env.tolerance.fill_(FAR)  # a success every 30 steps
-    follow(env, actions[:20])
-    env.episode_step[0], env.successes[1] = 395, 49.0
-    state = env.state_dict()
-    uninterrupted = follow(env, actions[20:])
-    resumed = envs.make(ENV_ID, 4, seed=2)
-    resumed.reset()
-    resumed.load_state_dict(state)
-    again = follow(resumed, actions[20:])
-    assert all(torch.equal(a, b) for a, b in zip(uninterrupted, again))
-    assert resumed.finished_successes.tolist() == [0.0, 50.0, 0.0, 0.0] and resumed.successes.tolist() == [0, 0, 1, 1]
-
-
-def test_physics_that_breaks_does_not_end_the_run(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)  # MuJoCo writes MUJOCO_LOG.TXT where it runs
-    env = envs.make(ENV_ID, 3)
-    env.reset()
-    env.push_force[2] = 1e15
-    obs, reward, terminated, _, info = env.step(torch.zeros(3, 23))
-    assert terminated.tolist() == [False, False, True] and reward[2].item() == 0.0
-    assert obs.isfinite().all() and info["final_obs"].isfinite().all() and info["metrics"]["nan_worlds"].item() == 1
-    _, _, terminated, _, info = env.step(torch.zeros(3, 23))
-    assert not terminated.any() and info["metrics"]["nan_worlds"].item() == 1
-
-
-def test_render_shows_the_goal():
-    env = envs.make(ENV_ID, 2)
-    env.reset()
-    try:
-        image = env.render(1)
-    except RuntimeError as error:
-        pytest.skip(str(error))
-    assert image.shape == (480, 640, 3) and image.dtype == np.uint8
-    env.draw_goal = lambda: torch.tensor([0.0, 0.0, 1.0, 1.0, 0.0, 0.0, 0.0]).expand(2, 7)
-    env.set_goal(torch.tensor([False, True]))
-    assert 50 < (image != env.render(1)).any(2).sum() < 5000  # a small ball, there and here

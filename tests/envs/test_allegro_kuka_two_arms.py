@@ -1,7 +1,5 @@
 """AllegroKuka with two arms: what differs from one arm, and with scripted hands and objects what can be done."""
 
-import math
-
 import mujoco
 import numpy as np
 import pytest
@@ -11,6 +9,7 @@ import envs
 from envs.models import allegro_kuka as robot
 from envs.models import allegro_kuka_scene as scene
 from envs.tasks import allegro_kuka as task
+from tests.envs.helpers import data_of, started, touching
 from tests.envs.test_allegro_kuka import rewards
 from tests.envs.test_allegro_kuka_grasp import GRASP, LIFT, RESTING_HEIGHT, follow
 
@@ -20,68 +19,6 @@ START = np.tile(np.clip(scene.TWO_ARMS.pose, scene.JOINT_LOWER, scene.JOINT_UPPE
 # The left arm (rad) with its middle fingertip at x = 0, 0.34 m over the table.
 REACH = [-1.618, 1.189, -0.462, 0.245, -0.021, 0.244, 2.558]
 ARMS = (0, 1)
-
-
-def started(env_id, num_envs, seed=1):
-    env = envs.make(env_id, num_envs, seed=seed)
-    env.reset()
-    return env
-
-
-# -------------------------------------------------------------------- contract, observation
-
-
-@pytest.mark.parametrize("env_id, num_obs, steps, success_steps", [
-    (REGRASPING, 169, 400, 30), (REORIENTATION, 196, 600, 1), (PARTITION, 196, 600, 1), (HOLE, 196, 600, 1),
-    (BARRIER, 196, 600, 1),
-])  # fmt: skip
-def test_contract(env_id, num_obs, steps, success_steps):
-    env = started(env_id, 2)
-    assert (env.num_obs, env.num_actions, env.max_episode_steps) == (num_obs, 46, steps)
-    assert env.success_steps == success_steps and env.observe().shape == (2, num_obs)
-    assert env.object_scale.tolist() == torch.tensor(scene.object_scales()[:2]).float().tolist()
-
-
-@pytest.mark.parametrize("env_id", [REGRASPING, REORIENTATION])
-def test_observation_layout(env_id):
-    """Every slice against MuJoCo's own kinematics of the same state."""
-    env = started(env_id, 2, seed=3)
-    generator = torch.Generator().manual_seed(0)
-    for _ in range(5):
-        reward = env.step(2.0 * torch.rand(2, 46, generator=generator) - 1.0)[1]
-    env.successes[:], env.lifted[1] = 3.0, True
-    obs, pattern = env.observe().double().numpy(), np.array(env.keypoint_pattern)
-    for i in range(2):
-        model = env.engine.models[i]
-        scale, data = scene.object_scales()[i], mujoco.MjData(model)
-        data.qpos[:], data.qvel[:] = env.engine.qpos[i].double().numpy(), env.engine.qvel[i].double().numpy()
-        mujoco.mj_forward(model, data)
-
-        def point(name, offset):
-            return data.body(name).xpos + data.body(name).xmat.reshape(3, 3) @ offset
-
-        def motion(name):
-            velocity, body = np.zeros(6), data.body(name)
-            mujoco.mj_objectVelocity(model, data, mujoco.mjtObj.mjOBJ_XBODY, body.id, velocity, 0)
-            return [*body.xquat[[1, 2, 3, 0]], *velocity[3:], *velocity[:3]]
-
-        matrix = np.zeros(9)
-        mujoco.mju_quat2Mat(matrix, env.goal[i, 3:].double().numpy())
-        corners = 0.0375 * scale * pattern
-        of_object = np.array([point("object", corner) for corner in corners])
-        of_goal = env.goal[i, :3].numpy() + corners @ matrix.reshape(3, 3).T
-        palms = [point(f"arm{arm}_iiwa7_link_7", [0, -0.02, 0.16]) for arm in ARMS]
-        offsets = dict(index=0.05, middle=0.05, ring=0.05, thumb=0.06)
-        tips = [[point(f"arm{arm}_{f}_link_3", [x, 0.005, 0]) for f, x in offsets.items()] for arm in ARMS]
-        lower, upper = model.jnt_range[:46].T
-        expected = [
-            *(2 * (data.qpos[:46] - lower) / (upper - lower) - 1), *data.qvel[:46], *palms[0], *palms[1],
-            *motion("arm0_iiwa7_link_7"), *motion("arm1_iiwa7_link_7"), *motion("object"),
-            *(np.array(tips[0]) - palms[0]).flatten(), *(np.array(tips[1]) - palms[1]).flatten(),
-            *(of_object - palms[0]).flatten(), *(of_object - palms[1]).flatten(), *(of_object - of_goal).flatten(),
-            *scale, env.closest_keypoint[i], float(i == 1), math.log(5 / 10 + 1), math.log(4), 0.01 * reward[i],
-        ]  # fmt: skip
-        assert obs[i] == pytest.approx(np.clip(np.array(expected, float), -10.0, 10.0), abs=2e-4)
 
 
 # -------------------------------------------------------------------- rules
@@ -148,9 +85,7 @@ def test_objects_start_clear_of_both_robots():
     env = started(REGRASPING, 64)
     assert env.blocked_starts.item() == 0
     for i in range(64):
-        model, data = env.engine.models[i], mujoco.MjData(env.engine.models[i])
-        data.qpos[:] = env.engine.qpos[i].double().numpy()
-        mujoco.mj_forward(model, data)
+        model, data = data_of(env, i)
         own = model.geom("object").id
         assert not any(own in (c.geom1, c.geom2) and c.dist < -0.001 for c in data.contact)
 
@@ -209,20 +144,6 @@ def test_a_success_moves_the_object_in_regrasping_alone(env_id, stays):
     moved = (env.engine.qpos[:, 46:48] - after[:, :2]).norm(dim=1)
     assert moved.max() < 0.05  # neither jumps afterwards
     assert (env.engine.qvel[0, 46:48].abs().max() < 1e-3) or stays
-
-
-@pytest.mark.slow
-@pytest.mark.mujoco_cpu
-@pytest.mark.parametrize("env_id", [REGRASPING, REORIENTATION, PARTITION, HOLE, BARRIER])
-def test_random_actions_make_no_warning(env_id, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)  # MuJoCo writes MUJOCO_LOG.TXT where it runs
-    env = started(env_id, 64)
-    generator, episodes = torch.Generator().manual_seed(0), 0
-    for _ in range(2000):
-        obs, reward, _, _, info = env.step(2.0 * torch.rand(64, 46, generator=generator) - 1.0)
-        episodes += info["episode"]["done"].sum().item()
-        assert obs.isfinite().all() and reward.isfinite().all()
-    assert episodes >= 64 and env.nan_worlds == 0 and not list(tmp_path.iterdir())
 
 
 # -------------------------------------------------------------------- obstacles
@@ -340,7 +261,7 @@ def test_each_hand_lifts_a_cube(arm):
     script = [(t, list(goal) + other if arm == 0 else other + list(goal)) for t, goal in GRASP + LIFT]
     follow(model, data, script)
     assert data.body("object").xpos[2] > RESTING_HEIGHT + 0.2
-    names = {model.body(model.geom_bodyid[g]).name for c in data.contact for g in (c.geom1, c.geom2)}
+    names = set().union(*touching(model, data))
     assert names == {"object", *(f"arm{arm}_{f}_link_3" for f in ("index", "middle", "thumb"))}
     assert max(-c.dist for c in data.contact) < 1e-3
     assert np.abs(data.qpos[:46] - data.ctrl)[23 * (1 - arm) :][:23].max() < 1e-3  # the other one
@@ -364,7 +285,7 @@ def test_a_stick_is_handed_over_in_the_air():
         return [*left_arm, *[0] * 12, *left_thumb, *right_arm, *[0] * 12, *right_thumb]
 
     def holders():
-        names = {model.body(model.geom_bodyid[g]).name for c in data.contact for g in (c.geom1, c.geom2)}
+        names = set().union(*touching(model, data))
         return {name[:4] for name in names - {"object"}}
 
     data.qpos[:46] = data.ctrl[:] = hands(HIGH, TOUCHING, LOW, ASIDE)

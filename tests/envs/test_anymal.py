@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-import envs
 from envs.models import anymal as robot
 from envs.tasks.anymal import reward_terms
+from tests.envs.helpers import simulate, started, turn
 
 WEIGHT = 52.13488 * 9.81  # N
 LEVEL = (1.0, 0.0, 0.0, 0.0)
@@ -29,11 +29,6 @@ def data_at(model, height=robot.START_HEIGHT, quat=LEVEL, pose=robot.DEFAULT_POS
     data.ctrl[:] = pose
     mujoco.mj_forward(model, data)
     return data
-
-
-def simulate(model, data, seconds):
-    for _ in range(round(seconds / robot.TIMESTEP)):
-        mujoco.mj_step(model, data)
 
 
 def contact_forces(data):
@@ -201,12 +196,6 @@ def test_fall_in_flight(model):
 # ---------------------------------------------------------------- the task, by hand
 
 
-def make(num_envs=2, seed=1):
-    env = envs.make("Anymal", num_envs, "cpu", seed)
-    env.reset()
-    return env
-
-
 def put(env, quat=LEVEL, height=1.0, pose=None, qvel=None):
     """Every environment in this state."""
     pose = torch.tensor(robot.DEFAULT_POSE) if pose is None else pose
@@ -241,7 +230,7 @@ def test_reward_terms():
 
 
 def test_reward_of_a_step_and_its_cut_at_zero():
-    env = make(3)
+    env = started("Anymal", 3)
     put(env)
     sensors = torch.zeros(3, 27)
     sensors[1, :12] = 20.0
@@ -260,7 +249,7 @@ def test_reward_of_a_step_and_its_cut_at_zero():
 
 
 def test_actions_are_targets_about_the_default_pose():
-    env = make()
+    env = started("Anymal")
     sent = freeze(env, torch.zeros(2, 27))
     action = torch.linspace(-1, 1, 12).repeat(2, 1)
     env.step(action)
@@ -270,11 +259,10 @@ def test_actions_are_targets_about_the_default_pose():
 
 
 def test_observation():
-    env = make()
+    env = started("Anymal")
     pose = torch.tensor(robot.DEFAULT_POSE) + torch.arange(12) / 10
     qvel = torch.cat([torch.tensor([1.0, 2.0, 0.5, 4.0, -8.0, 12.0]), torch.arange(12) - 3.0])
-    half = math.sqrt(0.5)
-    put(env, (half, 0, 0, half), pose=pose, qvel=qvel)  # heading along y
+    put(env, turn(math.pi / 2, 2), pose=pose, qvel=qvel)  # heading along y
     env.command[0] = torch.tensor([1.5, -0.5, 0.8])
     env.action = torch.linspace(-1, 1, 12).repeat(2, 1)
     obs = env.observe()
@@ -291,18 +279,18 @@ def test_observation():
 
 
 def test_gravity_is_in_base_axes_whatever_the_heading():
-    env = make()
-    pitch = np.array([math.cos(0.15), 0, math.sin(0.15), 0])  # nose down by 0.3 rad
+    env = started("Anymal")
+    pitch = turn(0.3, 1)  # nose down
     for yaw in (0.0, 1.0, -2.5):
         quat = np.zeros(4)
-        mujoco.mju_mulQuat(quat, np.array([math.cos(yaw / 2), 0, 0, math.sin(yaw / 2)]), pitch)
+        mujoco.mju_mulQuat(quat, turn(yaw, 2), pitch)
         put(env, quat)
         expected = torch.tensor([math.sin(0.3), 0.0, -math.cos(0.3)])
         assert torch.allclose(env.observe()[0, 6:9], expected, atol=1e-6)
 
 
 def test_resets():
-    env = make(2_000)
+    env = started("Anymal", 2_000)
     env.action.fill_(1.0)
     obs = env.reset()
     qpos, qvel, default = env.engine.qpos, env.engine.qvel, torch.tensor(robot.DEFAULT_POSE, dtype=torch.float32)
@@ -318,7 +306,7 @@ def test_resets():
 
 
 def test_the_command_stays_until_the_episode_ends():
-    env = make()
+    env = started("Anymal")
     first = env.command.clone()
     for _ in range(5):
         env.step(torch.zeros(2, 12))
@@ -330,7 +318,7 @@ def test_the_command_stays_until_the_episode_ends():
 
 
 def test_more_than_a_newton_on_base_or_thighs_is_a_fall():
-    env = make(12)
+    env = started("Anymal", 12)
     sensors = torch.zeros(12, 27)
     for i in range(5):
         sensors[i, 12 + 3 * i + i % 3] = -1.01
@@ -343,7 +331,7 @@ def test_more_than_a_newton_on_base_or_thighs_is_a_fall():
 
 
 def test_lying_terminates_and_a_foot_on_the_ground_does_not():
-    env = make(3)
+    env = started("Anymal", 3)
     zeros = torch.zeros(3, 12)
     put(env, height=0.5)
     for _ in range(100):
@@ -351,56 +339,15 @@ def test_lying_terminates_and_a_foot_on_the_ground_does_not():
     put(env, BELLY_UP, height=0.3)
     ends = [env.step(zeros)[2] for _ in range(20)]
     assert torch.stack(ends).any(0).all()
-    put(env, (math.cos(0.8), math.sin(0.8), 0, 0), height=0.35)  # on its side
+    put(env, turn(1.6, 0), height=0.35)  # on its side
     assert torch.stack([env.step(zeros)[2] for _ in range(20)]).any(0).all()
 
 
 def test_a_fall_ends_one_episode_only():
-    env = make()
+    env = started("Anymal")
     put(env, BELLY_UP, height=0.25)
     while not (done := env.step(torch.zeros(2, 12))[2]).any():
         pass
     assert (env.engine.sensors[done] == 0).all()
     for _ in range(50):
         assert not env.step(torch.zeros(2, 12))[2][done].any()
-
-
-def test_a_broken_world_terminates_and_earns_nothing():
-    env = make()
-    env.engine.step(torch.zeros(2, 12))
-    put(env)
-    env.command.zero_()
-    freeze(env, torch.zeros(2, 27))
-    env.engine.broken[1] = True
-    _, reward, terminated, _, info = env.step(torch.zeros(2, 12))
-    assert reward.tolist() == pytest.approx([0.03, 0.0]) and terminated.tolist() == [False, True]
-    assert info["metrics"]["nan_worlds"] == 1
-
-
-def test_two_thousand_steps(tmp_path, monkeypatch):
-    """Half of the agents do nothing, half act at random; MuJoCo warns of nothing."""
-    monkeypatch.chdir(tmp_path)
-    env, generator, ends = make(8), torch.Generator().manual_seed(0), torch.zeros(8)
-    for _ in range(2_000):
-        action = 2.0 * torch.rand(8, 12, generator=generator) - 1.0
-        action[:4] = 0.0
-        obs, reward, terminated, truncated, info = env.step(action)
-        assert obs.isfinite().all() and reward.isfinite().all() and reward.min() >= 0.0 and reward.max() <= 0.03
-        ends += terminated | truncated
-    assert info["metrics"]["nan_worlds"] == 0 and list(tmp_path.iterdir()) == []
-    assert (ends[:4] == 0).all() and ends[4:].sum() > 4
-
-
-def test_digest():
-    """A seeded rollout; changes when the physics or the task do."""
-    env, generator = make(16, seed=7), torch.Generator().manual_seed(7)
-    rewards = []
-    for _ in range(50):
-        action = 0.5 * (2.0 * torch.rand(16, 12, generator=generator) - 1.0)
-        obs, reward, *_ = env.step(action)
-        rewards.append(reward)
-    height, torque = env.engine.qpos[:, 2].mean().item(), env.engine.sensors[:, :12].abs().mean().item()
-    speed = env.engine.qvel[:, 6:].abs().mean().item()
-    digest = [torch.stack(rewards).mean().item(), obs.abs().mean().item(), height, torque, speed]
-    # actions that differ by 1e-5 change it by 0.2 %, a substep more by 2 %
-    assert digest == pytest.approx([0.00466, 0.2246, 0.4952, 13.667, 1.192], rel=0.01)

@@ -5,13 +5,7 @@ import math
 import pytest
 import torch
 
-import envs
-
-
-def make(num_envs=4, seed=1):
-    env = envs.make("Cartpole", num_envs, seed=seed)
-    env.reset()
-    return env
+from tests.envs.helpers import started
 
 
 def put(env, position=0.0, velocity=0.0, angle=0.0, angular_velocity=0.0):
@@ -28,19 +22,8 @@ def energy(env):
     return kinetic + 9.81 * 0.47 * angle.cos()
 
 
-def test_contract():
-    env = envs.make("Cartpole", 3)
-    assert (env.num_obs, env.num_actions, env.max_episode_steps, env.engine_name) == (4, 1, 500, env.engine.name)
-    obs = env.reset()
-    assert obs.shape == (3, 4) and obs.dtype == torch.float32
-    obs, reward, terminated, truncated, info = env.step(torch.zeros(3, 1))
-    assert obs.shape == (3, 4) and reward.shape == (3,) and reward.dtype == torch.float32
-    assert terminated.dtype == truncated.dtype == torch.bool
-    assert torch.equal(info["final_obs"], obs)
-
-
 def test_initial_states_fill_their_ranges():
-    obs = envs.make("Cartpole", 2000).reset()
+    obs = started("Cartpole", 2000).observe()
     limits = torch.tensor([0.1, 0.25, 0.1, 0.25])
     assert (obs.abs() <= limits).all()
     assert (obs.amax(0) > 0.95 * limits).all() and (obs.amin(0) < -0.95 * limits).all()
@@ -49,7 +32,7 @@ def test_initial_states_fill_their_ranges():
 
 
 def test_reward_by_hand():
-    env = make(1)
+    env = started("Cartpole", 1)
     put(env, velocity=1.5, angle=0.4, angular_velocity=-2.0)
     obs, reward, terminated, _, _ = env.step(torch.zeros(1, 1))
     _, velocity, angle, spin = obs[0].tolist()
@@ -64,7 +47,7 @@ def test_reward_by_hand():
     (dict(angle=1.5, angular_velocity=1.0), dict(angle=1.56, angular_velocity=2.0)),
 ])  # fmt: skip
 def test_termination_at_every_limit(side, inside, outside):
-    env = make(2)
+    env = started("Cartpole", 2)
     put(env, **{name: side * value for name, value in inside.items()})
     _, reward, terminated, truncated, _ = env.step(torch.zeros(2, 1))
     assert not terminated.any() and not truncated.any() and (reward > -2.0).all()
@@ -78,26 +61,8 @@ def test_termination_at_every_limit(side, inside, outside):
     assert torch.equal(info["episode"]["objective"], info["episode"]["return"])
 
 
-def test_time_limit_truncates_at_500_steps():
-    env = make(2)
-    for step in range(1, 501):
-        put(env)  # upright: the episode goes on
-        _, _, terminated, truncated, info = env.step(torch.zeros(2, 1))
-        assert not terminated.any() and truncated.all() == (step == 500)
-    assert (info["episode"]["length"] == 500.0).all() and abs(info["episode"]["return"][0] - 500.0) < 1e-2
-
-
-def test_autoreset_touches_only_the_finished():
-    env = make(3)
-    env.engine.set_state(torch.tensor([False, True, False]), torch.tensor([[3.5, 0.0]] * 3), torch.zeros(3, 2))
-    obs, _, terminated, _, info = env.step(torch.zeros(3, 1))
-    assert terminated.tolist() == [False, True, False]
-    assert torch.equal(obs[[0, 2]], info["final_obs"][[0, 2]]) and info["final_obs"][1, 0] > 3.0
-    assert abs(obs[1, 0]) <= 0.1 and env.episode_step.tolist() == [1, 0, 1]
-
-
 def test_force_is_400_newton_along_the_action():
-    env = make(3)
+    env = started("Cartpole", 3)
     put(env)
     env.step(torch.tensor([[0.5], [-0.5], [7.0]]))  # the last one is clamped to 1
     velocity, spin = env.observe()[:, 1], env.observe()[:, 3]
@@ -109,7 +74,7 @@ def test_force_is_400_newton_along_the_action():
 
 
 def test_the_pole_turns_at_most_at_8_radians_per_second():
-    env = make(4)
+    env = started("Cartpole", 4)
     qvel = torch.tensor([[0.5, 20.0], [0.5, -20.0], [0.5, 7.0], [12.0, 0.0]])
     env.engine.set_state(torch.ones(4, dtype=torch.bool), torch.zeros(4, 2), qvel)
     obs, reward, terminated, _, _ = env.step(torch.zeros(4, 1))
@@ -120,40 +85,10 @@ def test_the_pole_turns_at_most_at_8_radians_per_second():
 
 
 def test_energy_is_conserved_without_a_force():
-    env = make(16)
+    env = started("Cartpole", 16)
     put(env, velocity=0.3, angle=torch.linspace(-1.0, 1.0, 16), angular_velocity=0.5)
     start = energy(env)
     for _ in range(120):  # 2 s; the engine alone, so that fallen poles swing on
         env.engine.step(torch.zeros(16, 1))
     assert env.engine.qpos[:, 1].abs().max() > math.pi  # they did fall
     torch.testing.assert_close(energy(env), start, rtol=1e-4, atol=0.0)
-
-
-def test_physics_that_breaks_does_not_end_the_run(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)  # MuJoCo writes MUJOCO_LOG.TXT where it runs
-    env = make(3)
-    env.engine.set_state(torch.tensor([False, True, False]), torch.full((3, 2), math.nan), torch.zeros(3, 2))
-    obs, reward, terminated, _, info = env.step(torch.zeros(3, 1))
-    assert terminated.tolist() == [False, True, False] and reward[1] == 0.0
-    assert obs.isfinite().all() and info["final_obs"].isfinite().all() and info["metrics"]["nan_worlds"] == 1
-
-
-def test_state_dict_continues_exactly():
-    env, other = make(8, seed=1), make(8, seed=2)
-    actions = torch.rand(80, 8, 1, generator=torch.Generator().manual_seed(0)) * 2 - 1
-    for action in actions[:20]:
-        env.step(action)
-    other.load_state_dict(env.state_dict())
-    for action in actions[20:]:
-        a, b = env.step(action), other.step(action)
-        assert all(torch.equal(x, y) for x, y in zip(a[:4], b[:4]))
-    assert env.episode_length.min() < 60  # resets happened, from the same random numbers
-
-
-def test_render():
-    env = make(2)
-    try:
-        image = env.render(1)
-    except RuntimeError as error:
-        pytest.skip(str(error))
-    assert image.shape == (480, 640, 3) and image.dtype.name == "uint8" and image.std() > 1.0

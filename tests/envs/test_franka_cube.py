@@ -1,7 +1,6 @@
 """FrankaCubePush and FrankaCubeStack: every term and every rule with hand-made states, then with physics."""
 
 import math
-import os
 
 import mujoco
 import numpy as np
@@ -11,7 +10,7 @@ import torch
 import envs
 from envs.models import franka as robot
 from envs.tasks import franka_cube as task
-from tests.envs.still_engine import StillEngine
+from tests.envs.helpers import StillEngine, data_of, random_actions, started
 
 IDS = ["FrankaCubePush", "FrankaCubeStack"]
 both = pytest.mark.parametrize("env_id", IDS)
@@ -55,36 +54,30 @@ def push(x, y=0.0, z=TABLE_TOP + 0.025, steps_left=100):
     return {name: value.item() for name, value in terms.items()}, reached.item(), lost.item()
 
 
-@pytest.mark.parametrize("x, y, near", [(0.1, 0.0, 0.476812), (0.03, 0.04, 1.075766), (0.0, -0.3, 0.009890)])
-def test_push_pays_for_being_near_in_the_plane(x, y, near):
-    """2 (1 - tanh(10 d)): d = 0.1, 0.05 and 0.3 m."""
-    terms, reached, lost = push(x, y)
-    assert terms["near"] == pytest.approx(near, abs=1e-5) and not reached and not lost
-    assert terms["reached"] == terms["failed"] == 0.0
-    assert push(x, y, z=0.025)[0]["near"] == pytest.approx(near, abs=1e-5)  # wherever it is
+LIFTED, NOT_LIFTED = TABLE_TOP + 0.0901, TABLE_TOP + 0.0899
 
 
-@pytest.mark.parametrize("steps_left", [300, 17, 1])
-def test_push_pays_four_per_step_left_when_the_goal_is_reached(steps_left):
-    terms, reached, lost = push(0.003, 0.0039, steps_left=steps_left)
-    assert reached and not lost and terms == {"reached": 4.0 * steps_left, "near": 0.0, "failed": 0.0}
-    terms, reached, _ = push(0.003, 0.0041, steps_left=steps_left)
-    assert not reached and terms["reached"] == 0.0
-
-
-def test_push_is_lost_when_the_cube_is_lifted():
-    terms, reached, lost = push(0.1, z=TABLE_TOP + 0.0901)
-    assert lost and not reached
-    assert terms == {"reached": 0.0, "near": 0.0, "failed": pytest.approx(5.0 * (0.238406 - 1.0), abs=1e-5)}
-    assert not push(0.1, z=TABLE_TOP + 0.0899)[2]
-    terms, reached, lost = push(0.0, z=TABLE_TOP + 0.0901)
-    assert lost and reached and terms == {"reached": 400.0, "near": 0.0, "failed": 0.0}  # both: it counts
-
-
-def test_push_costs_when_time_runs_out():
-    terms, reached, lost = push(0.1, steps_left=1)
-    assert terms["failed"] == pytest.approx(-3.80797, abs=1e-5) and terms["near"] == 0.0 and not reached and not lost
-    assert push(0.1, steps_left=2)[0]["failed"] == 0.0
+@pytest.mark.parametrize("state, expected, reached, lost", [
+    # near: 2 (1 - tanh(10 d)), d = 0.1, 0.05, 0.3 m in the plane, wherever it is
+    (dict(x=0.1), dict(near=0.476812), False, False),
+    (dict(x=0.03, y=0.04), dict(near=1.075766), False, False),
+    (dict(x=0.0, y=-0.3), dict(near=0.009890), False, False),
+    (dict(x=0.1, z=0.025), dict(near=0.476812), False, False),
+    # reached, within 5 mm: 4 per step that is left
+    (dict(x=0.003, y=0.0039, steps_left=300), dict(reached=1200.0), True, False),
+    (dict(x=0.003, y=0.0039, steps_left=17), dict(reached=68.0), True, False),
+    (dict(x=0.003, y=0.0039, steps_left=1), dict(reached=4.0), True, False),
+    (dict(x=0.003, y=0.0041), dict(near=2.0 - 2.0 * math.tanh(0.050804)), False, False),
+    # lost when it is lifted, or when time runs out: 5 (tanh(10 d) - 1)
+    (dict(x=0.1, z=LIFTED), dict(failed=5.0 * (0.238406 - 1.0)), False, True),
+    (dict(x=0.1, z=NOT_LIFTED), dict(near=0.476812), False, False),
+    (dict(x=0.0, z=LIFTED), dict(reached=400.0), True, True),  # both: it counts
+    (dict(x=0.1, steps_left=1), dict(failed=-3.80797), False, False),
+    (dict(x=0.1, steps_left=2), dict(near=0.476812), False, False),
+])  # fmt: skip
+def test_push_terms(state, expected, reached, lost):
+    terms, *ends = push(**state)
+    assert ends == [reached, lost] and terms == pytest.approx({**dict.fromkeys(terms, 0.0), **expected}, abs=1e-5)
 
 
 def test_push_episode(make_still):
@@ -105,15 +98,6 @@ def test_push_episode(make_still):
     assert info["final_obs"][1, 7:10].tolist() == pytest.approx([-0.004, 0.0, 0.0], abs=1e-6)
 
 
-def test_push_pays_less_for_a_later_success(make_still):
-    env = make_still("FrankaCubePush", 2)
-    put_cube(env, 0, [0.0, 0.0, 0.0])
-    put_cube(env, 1, [0.0, 0.0, 0.0])
-    env.episode_step[:] = torch.tensor([99, 299])
-    _, reward, terminated, truncated, _ = act(env)
-    assert reward.tolist() == [804.0, 4.0] and terminated.all() and not truncated.any()
-
-
 # -------------------------------------------------------------------- stack: the reward, term by term
 
 
@@ -125,30 +109,23 @@ def stack(cube, base=(0.0, 0.0, TABLE_TOP + 0.035), grip=(1.0, 0.0, 0.0), tips=N
     return {name: value.item() for name, value in terms.items()}, stacked.item()
 
 
-def test_reach_pays_for_the_mean_distance_of_grip_site_and_tips():
-    assert stack((0.3, 0.0, TABLE_TOP + 0.025), grip=(0.1, 0.0, 0.0))[0]["reach"] == pytest.approx(0.0238406, abs=1e-6)
-    tips = [(0.0, 0.05, 0.0), (0.0, 0.0, -0.15)]
-    terms, stacked = stack((0.3, 0.0, TABLE_TOP + 0.025), grip=(0.06, 0.0, 0.08), tips=tips)
-    assert terms["reach"] == pytest.approx(0.1 * (1.0 - math.tanh(1.0)))  # (0.1 + 0.05 + 0.15) / 3
-    assert terms["lift"] == terms["align"] == terms["stacked"] == 0.0 and not stacked
-
-
-def test_lift_pays_nine_centimetres_above_the_table():
-    assert stack((0.3, 0.0, TABLE_TOP + 0.0901))[0]["lift"] == 1.5
-    assert stack((0.3, 0.0, TABLE_TOP + 0.0899))[0]["lift"] == 0.0
-
-
-def test_align_pays_for_being_near_the_top_of_the_other_cube_once_lifted():
-    terms, stacked = stack((0.03, 0.04, TABLE_TOP + 0.095), grip=(0.0, 0.0, 0.0))  # 5 cm away in the plane
-    assert terms["align"] == pytest.approx(2.0 * 0.537883, abs=1e-5) and not stacked
-    assert terms["reach"] == pytest.approx(0.1) and terms["lift"] == 1.5
-    assert stack((0.0, 0.0, TABLE_TOP + 0.195))[0]["align"] == pytest.approx(0.476812, abs=1e-5)  # 10 cm too high
-    assert stack((0.1, 0.0, TABLE_TOP + 0.05))[0]["align"] == 0.0  # not lifted
-
-
-def test_reach_pays_as_much_as_the_alignment_of_a_cube_let_go():
-    terms, _ = stack((0.03, 0.04, TABLE_TOP + 0.095), grip=(1.0, 0.0, 0.0))
-    assert terms["reach"] == pytest.approx(0.1 * 0.537883, abs=1e-6)
+@pytest.mark.parametrize("cube, hand, expected", [
+    # reach: 0.1 (1 - tanh(10 d)), d the mean distance of grip site and tips: 0.1 m, and (0.1 + 0.05 + 0.15) / 3
+    ((0.3, 0.0, 0.025), dict(grip=(0.1, 0.0, 0.0)), dict(reach=0.0238406, lift=0.0, align=0.0)),
+    ((0.3, 0.0, 0.025), dict(grip=(0.06, 0.0, 0.08), tips=[(0.0, 0.05, 0.0), (0.0, 0.0, -0.15)]),
+     dict(reach=0.0238406, lift=0.0, align=0.0)),
+    # lift: 9 cm above the table
+    ((0.3, 0.0, 0.0901), {}, dict(lift=1.5)), ((0.3, 0.0, 0.0899), {}, dict(lift=0.0)),
+    # align: near the top of the other cube, once lifted; 5 cm away in the plane, 10 cm too high, not lifted
+    ((0.03, 0.04, 0.095), dict(grip=(0.0, 0.0, 0.0)), dict(align=2.0 * 0.537883, reach=0.1, lift=1.5)),
+    ((0.0, 0.0, 0.195), {}, dict(align=0.476812)), ((0.1, 0.0, 0.05), {}, dict(align=0.0)),
+    # reach pays as much as the alignment of a cube let go
+    ((0.03, 0.04, 0.095), dict(grip=(1.0, 0.0, 0.0)), dict(reach=0.1 * 0.537883)),
+])  # fmt: skip
+def test_stack_terms(cube, hand, expected):
+    terms, stacked = stack((cube[0], cube[1], TABLE_TOP + cube[2]), **hand)
+    assert {name: terms[name] for name in expected} == pytest.approx(expected, abs=1e-5)
+    assert not stacked and terms["stacked"] == 0.0
 
 
 @pytest.mark.parametrize("cube, grip, stacked", [
@@ -201,13 +178,6 @@ def test_a_broken_world_earns_nothing_and_is_reset(make_still, env_id):
     env.engine.broken[:] = False
     _, _, terminated, _, info = act(env)
     assert not terminated.any() and info["metrics"]["nan_worlds"].item() == 1
-
-
-@both
-def test_an_episode_has_300_steps(make_still, env_id):
-    env = make_still(env_id, 1)
-    ends = [act(env)[3].item() for _ in range(600)]
-    assert [i + 1 for i, end in enumerate(ends) if end] == [300, 600]
 
 
 def test_gripper(make_still):
@@ -291,31 +261,18 @@ def test_joints_start_within_their_limits(make_still, monkeypatch):
 # -------------------------------------------------------------------- with physics
 
 
-def random_actions(num_envs, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    while True:
-        yield 2.0 * torch.rand(num_envs, 7, generator=generator) - 1.0
-
-
 @both
 def test_observation_layout(env_id):
     """Every slice against MuJoCo's own kinematics of the same state."""
-    env = envs.make(env_id, 2, seed=3)
-    env.reset()
-    actions = random_actions(2)
-    for _ in range(10):
-        obs, *_ = env.step(next(actions))
-    model = robot.build_scene(env_id == "FrankaCubeStack").compile()
+    env = started(env_id, 2, seed=3)
+    for action in random_actions(env, 10):
+        obs, *_ = env.step(action)
     for i in range(2):
-        data = mujoco.MjData(model)
-        data.qpos[:] = env.engine.qpos[i].double().numpy()
-        mujoco.mj_forward(model, data)
+        _, data = data_of(env, i)
         cube, grip = data.body("cube_a"), data.body("panda_grip_site")
         target = data.body("cube_b").xpos if env_id == "FrankaCubeStack" else env.goal[i].numpy()
-        w, x, y, z = cube.xquat
-        expected = [x, y, z, w, *cube.xpos, *(target - cube.xpos), *grip.xpos]
-        w, x, y, z = grip.xquat
-        expected += [x, y, z, w, *data.qpos[7:9]]
+        expected = [*cube.xquat[[1, 2, 3, 0]], *cube.xpos, *(target - cube.xpos)]
+        expected += [*grip.xpos, *grip.xquat[[1, 2, 3, 0]], *data.qpos[7:9]]
         assert obs[i].tolist() == pytest.approx(expected, abs=1e-5)
 
 
@@ -323,67 +280,3 @@ def test_observation_is_clamped(make_still):
     env = make_still("FrankaCubePush", 1)
     env.engine.qpos[0, 9:12] = torch.tensor([7.0, -7.0, 0.0])
     assert env.observe()[0, 4:10].tolist() == pytest.approx([5.0, -5.0, 0.0, -5.0, 5.0, 1.05])
-
-
-@both
-def test_two_thousand_steps_stay_finite(env_id, tmp_path, monkeypatch):
-    """Half of the agents do nothing, half act at random; MuJoCo warns of nothing."""
-    monkeypatch.chdir(tmp_path)  # MuJoCo writes MUJOCO_LOG.TXT where it runs
-    env = envs.make(env_id, 6)
-    env.reset()
-    actions, ends = random_actions(6), 0
-    for _ in range(2000):
-        action = next(actions)
-        action[:3] = 0.0
-        obs, reward, terminated, truncated, info = env.step(action)
-        assert obs.isfinite().all() and reward.isfinite().all() and obs.abs().max() <= 5.0
-        ends += (terminated | truncated).sum().item()
-    assert ends >= 36 and info["metrics"]["nan_worlds"].item() == 0
-    assert not os.path.exists("MUJOCO_LOG.TXT")
-
-
-@both
-def test_physics_that_breaks_does_not_end_the_run(env_id, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    env = envs.make(env_id, 3)
-    env.reset()
-    too_fast = torch.full_like(env.engine.qvel, 1e15)
-    env.engine.set_state(torch.tensor([False, False, True]), env.engine.qpos.clone(), too_fast)
-    obs, reward, terminated, _, info = env.step(torch.zeros(3, 7))
-    assert terminated.tolist() == [False, False, True] and reward[2].item() == 0.0
-    assert obs.isfinite().all() and info["final_obs"].isfinite().all() and info["metrics"]["nan_worlds"].item() == 1
-
-
-# Of 4 environments over 50 random steps: sum of the rewards; means of the last grip position, quaternion, fingers; mean
-# speed of the fingers
-DIGESTS = {
-    "FrankaCubePush": (2.4806, 0.0008, 0.0982, 1.2578, 0.3282, 0.0200, 0.0948),
-    "FrankaCubeStack": (0.0966, 0.0008, 0.0982, 1.2578, 0.3282, 0.0200, 0.0948),
-}
-
-
-@both
-def test_digest_of_a_seeded_rollout(env_id):
-    """Tells of later changes of the physics; loose enough for other processors."""
-    env = envs.make(env_id, 4, seed=5)
-    env.reset()
-    actions, total, speed = random_actions(4, seed=7), 0.0, 0.0
-    for _ in range(50):
-        obs, reward, *_ = env.step(next(actions))
-        total += reward.sum().item()
-        speed += env.engine.qvel[:, 7:9].abs().mean().item() / 50
-    grip, fingers = obs[:, 10:13].mean(0).tolist(), obs[:, 17:].mean().item()
-    digest = [total, *grip, obs[:, 13:17].abs().mean().item(), fingers, speed]
-    assert digest == pytest.approx(DIGESTS[env_id], abs=2e-4)
-
-
-def test_render_shows_the_goal():
-    env = envs.make("FrankaCubePush", 2)
-    env.reset()
-    try:
-        image = env.render(1)
-    except RuntimeError as error:
-        pytest.skip(str(error))
-    assert image.shape == (480, 640, 3) and image.dtype == np.uint8
-    env.goal[1, :2] = -env.goal[1, :2]
-    assert 100 < (image != env.render(1)).any(2).sum() < 20000  # a small cube, there and here

@@ -1,7 +1,8 @@
-"""evaluate.py --export: the ONNX file acts as the network does, says what it is, and refuses what it cannot be."""
+"""export.py: the ONNX file acts as the network does and says what it is; policies are small files that play."""
 
+import importlib.util
 import pathlib
-import sys
+import re
 
 import numpy as np
 import onnx
@@ -10,46 +11,45 @@ import pytest
 import torch
 
 import cpo
+import envs
 import epo
 import evaluate
+import export
 import ppo
 import sapg
+from tests.conftest import the_run
+from tests.scripts.conftest import ROOT
+from tests.scripts.conftest import train as run_script
 
 POPULATION = "--num-agents 4 --latent-dim 5"
-FLAGS = {ppo: "", sapg: POPULATION, cpo: POPULATION, epo: POPULATION}
-NETWORKS = {
-    "mlp": "--no-lstm --hidden-sizes 16",
-    "lstm": "--lstm --lstm-size 8 --hidden-sizes 16",
-}
+OWN = {ppo: "", sapg: POPULATION, cpo: POPULATION, epo: POPULATION}
+NETWORKS = {"mlp": "--no-lstm --hidden-sizes 16", "lstm": "--lstm --lstm-size 8 --hidden-sizes 16"}
+POLICIES = sorted(ROOT.glob("policies/*/policy.pt"))
+every_policy = pytest.mark.parametrize("path", POLICIES, ids=lambda path: path.parent.name)
 
 
-@pytest.fixture(autouse=True)
-def empty_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def train(script, network="mlp", env_id="Moat"):
+    """Three iterations; returns the run's folder."""
+    flags = f"--no-cuda --env-id {env_id} --num-envs 64 --num-steps 16 --total-timesteps 3072 --num-minibatches 2"
+    script.main(f"{flags} {NETWORKS[network]} {OWN[script]}".split())
+    return the_run()
 
 
-def train(script, network):
-    """Three iterations on Moat; returns the run's folder."""
-    flags = "--no-cuda --env-id Moat --num-envs 64 --num-steps 16 --total-timesteps 3072 --num-minibatches 2"
-    script.main(f"{flags} {NETWORKS[network]} {FLAGS[script]}".split())
-    (folder,) = pathlib.Path("runs").iterdir()
-    return folder
+def network_of(path):
+    saved, script = evaluate.load(str(path))
+    env = evaluate.make_env(saved, 2, 1, "auto", "cpu")
+    return saved, env, evaluate.make_agent(saved, script, env, "cpu")
 
 
-def network_of(folder):
-    saved, script = evaluate.load(str(folder))
-    env = evaluate.make_env(saved, 1, evaluate.Args(run=str(folder)), "cpu")
-    return saved, evaluate.make_agent(saved, script, env, "cpu")
+# ---------------------------------------------------------------- ONNX
 
 
-@pytest.mark.parametrize("script, network", [
-    (ppo, "mlp"), (ppo, "lstm"), (sapg, "mlp"), (cpo, "mlp"), (epo, "lstm")
-])  # fmt: skip
+@pytest.mark.parametrize("script, network", [(ppo, "mlp"), (cpo, "lstm")], ids=["ppo", "cpo-lstm"])
 def test_the_file_acts_as_the_network(script, network, capsys):
-    folder, k = train(script, network), 2 if FLAGS[script] else 0
-    evaluate.main(f"{folder} --no-cuda --export policy.onnx --agents {k}".split())
+    folder, k = train(script, network), 2 if OWN[script] else 0
+    export.main([str(folder), "policy.onnx", "--agent", str(k)])
     assert f"policy.onnx: obs{', lstm_state' * (network == 'lstm')} -> action" in capsys.readouterr().out
-    _, agent = network_of(folder)
+    *_, agent = network_of(folder)
     session = onnxruntime.InferenceSession("policy.onnx")
     generator = torch.Generator().manual_seed(0)
     player = evaluate.Player(agent, torch.full((1000,), k), deterministic=True)
@@ -67,71 +67,116 @@ def test_the_file_acts_as_the_network(script, network, capsys):
 
 
 def test_agents_differ_and_actions_are_clamped():
-    folder = train(sapg, "mlp")
-    saved, agent = network_of(folder)
+    folder = train(sapg)
+    saved, *_ = network_of(folder)
     saved["state"]["agent"]["actor.bias"] += torch.tensor([5.0, -5.0, 0.0, 0.0])
     torch.save(saved, folder / "checkpoint.pt")
     actions = []
     for k in (0, 3):
-        evaluate.main(f"{folder} --no-cuda --export {k}.onnx --agents {k}".split())
+        export.main([str(folder), f"{k}.onnx", "--agent", str(k)])
         obs = np.random.default_rng(0).normal(size=(50, 9)).astype(np.float32)
         actions.append(onnxruntime.InferenceSession(f"{k}.onnx").run(None, {"obs": obs})[0])
     assert (actions[0][:, 0] == 1.0).all() and (actions[0][:, 1] == -1.0).all()
     assert np.abs(actions[0] - actions[1]).max() > 1e-3
 
 
+def metadata_of(folder):
+    export.main([str(folder), "policy.onnx"])
+    return {prop.key: prop.value for prop in onnx.load("policy.onnx").metadata_props}
+
+
 def test_the_metadata_says_what_it_is():
-    folder = train(epo, "mlp")
-    evaluate.main(f"{folder} --no-cuda --export policy.onnx".split())
-    metadata = {prop.key: prop.value for prop in onnx.load("policy.onnx").metadata_props}
+    metadata = metadata_of(train(epo))
     assert metadata["task"] == "Moat" and metadata["script"] == "epo" and metadata["agent"] == "0"
     assert metadata["steps"] == "3072" and "Observation (9): position" in metadata["observation"]
     assert float(metadata["control_period"]) == pytest.approx(1 / 60)
 
 
-@pytest.mark.parametrize("flags, line", [
-    ("--export policy.pt", "--export policy.pt: must be a path.onnx in a folder that exists"),
-    ("--export nowhere/policy.onnx", "--export nowhere/policy.onnx: must be a path.onnx in a folder that exists"),
-    ("--export policy.onnx --agents 0 1", "--agents (0, 1): must be one agent with --export"),
-    ("--export policy.onnx --agents 4", "--agents 4: must be between 0 and 3"),
-])  # fmt: skip
-def test_what_cannot_be_exported_is_refused(flags, line, capsys):
-    folder = train(sapg, "mlp")
-    capsys.readouterr()
-    with pytest.raises(SystemExit) as end:
-        evaluate.main(f"{folder} {flags}".split())
-    assert end.value.code == 2 and capsys.readouterr().err.splitlines() == [line]
-    assert not list(pathlib.Path().glob("policy*"))
-
-
 @pytest.mark.parametrize("task, period", [("Pendulum-v1", "unknown"), ("Hopper-v5", "0.008")])
-def test_an_adapter_s_task_has_no_made_up_metadata(task, period):
-    pytest.importorskip("envs.adapters.envpool")  # not envpool itself, which draws only if EGL was loaded before
-    ppo.main(
-        f"--no-cuda --env-id envpool:{task} --num-envs 4 --num-steps 4 --total-timesteps 16 --num-minibatches 1"
-        " --hidden-sizes 8".split()
-    )
-    (folder,) = pathlib.Path("runs").iterdir()
-    evaluate.main(f"{folder} --no-cuda --export policy.onnx".split())
-    metadata = {prop.key: prop.value for prop in onnx.load("policy.onnx").metadata_props}
+def test_an_adapters_task_has_no_made_up_metadata(task, period):
+    metadata = metadata_of(train(ppo, env_id=f"envpool:{task}"))
     assert metadata["observation"] == f"of envpool:{task}" and metadata["control_period"] == period
 
 
-def test_a_file_that_cannot_be_written_is_one_line(capsys):
-    folder = train(ppo, "mlp")
-    pathlib.Path("policy.onnx").mkdir()
+@pytest.mark.parametrize("flags, line", [
+    ("policy.onnx --agent 4", "--agent 4: must be between 0 and 3"), ("RUN", "output RUN: must not be the folder of a")
+])  # fmt: skip
+def test_bad_input(flags, line, capsys):
+    run = str(train(sapg))
     capsys.readouterr()
     with pytest.raises(SystemExit) as end:
-        evaluate.main(f"{folder} --no-cuda --export policy.onnx".split())
-    (line,) = capsys.readouterr().err.splitlines()
-    assert end.value.code == 2 and line.startswith("--export policy.onnx: ")
+        export.main([run, *flags.replace("RUN", run).split()])
+    assert end.value.code == 2 and capsys.readouterr().err.startswith(line.replace("RUN", run))
+    assert not list(pathlib.Path().rglob("policy*"))
 
 
-def test_without_onnx_one_line_says_what_to_install(monkeypatch, capsys):
-    folder = train(ppo, "mlp")
-    monkeypatch.setitem(sys.modules, "onnx", None)
+# ---------------------------------------------------------------- policies
+
+
+def test_a_saved_policy_scores_and_exports_as_its_run_and_is_not_resumed(capsys):
+    run = str(train(epo, env_id="Grasp"))
     capsys.readouterr()
-    with pytest.raises(SystemExit) as end:
-        evaluate.main(f"{folder} --no-cuda --export policy.onnx".split())
-    (line,) = capsys.readouterr().err.splitlines()
-    assert end.value.code == 2 and line.endswith("pip install -r requirements-onnx.txt")
+    export.main([run, "policies/Mine"])
+    size = pathlib.Path("policies/Mine/policy.pt").stat().st_size
+    assert capsys.readouterr().out == f"policies/Mine/policy.pt: Grasp, 3,072 steps, {size:,} bytes\n"
+    assert size < 0.5 * pathlib.Path(run, "checkpoint.pt").stat().st_size
+    tables = []
+    for folder in (run, "policies/Mine", "policies/Mine/policy.pt"):
+        evaluate.main([folder, "--episodes", "3", "--no-cuda"])
+        tables.append(capsys.readouterr().out)
+    assert tables[0] == tables[1] == tables[2] and "| leader, 0 | sampled |" in tables[0]
+    export.main(["policies/Mine", "policy.onnx"])
+    assert run_script(epo, "--no-cuda --resume policies/Mine/policy.pt --total-timesteps 8192") == 2
+    assert "must be a checkpoint that epo.py wrote" in capsys.readouterr().err
+
+
+def test_the_curriculum_is_part_of_a_policy():
+    saved, env, _ = network_of(train(epo, env_id="Grasp"))
+    saved["state"]["env"]["level"], env.curriculum = torch.tensor(3.5), ("level",)
+    export.save_policy("Mine", saved, env)
+    assert evaluate.load("Mine")[0]["state"]["env"] == {"level": 3.5}
+
+
+@pytest.mark.parametrize("output, path", [("policy.onnx", "policy.onnx"), ("Mine", "Mine/policy.pt")])
+def test_a_good_file_is_replaced_whole_or_not_at_all(output, path, monkeypatch):
+    run, path = str(train(ppo)), pathlib.Path(path)
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(b"good")
+
+    def killed(*paths):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("os.replace", killed)
+    with pytest.raises(KeyboardInterrupt):
+        export.main([run, output])
+    assert path.read_bytes() == b"good"
+
+
+@every_policy
+def test_a_policy_is_small_holds_nothing_but_the_agents_and_plays(path):
+    assert path.stat().st_size < 1_000_000
+    saved = torch.load(path, weights_only=True)
+    assert saved["state"].keys() == {"agent", "episodes", "env"} and saved["random"] == {}
+    prefix = saved["args"]["env_id"].partition(":")[0]
+    assert prefix in envs.TASKS or prefix in envs.ADAPTERS
+    if prefix in envs.ADAPTERS and not importlib.util.find_spec(prefix):
+        pytest.skip(f"needs {prefix}")
+    saved, env, agent = network_of(path.parent)
+    player, obs = evaluate.Player(agent, torch.zeros(2, dtype=torch.long), deterministic=True), env.reset()
+    for _ in range(3):
+        action = player.act(obs)
+        obs, reward, terminated, truncated, _ = env.step(action)
+        player.dones = (terminated | truncated)[None]
+        assert action.shape == (2, env.num_actions) and action.isfinite().all() and reward.isfinite().all()
+
+
+def test_the_table_lists_every_policy_and_how_it_was_trained():
+    text = (ROOT / "policies" / "README.md").read_text()
+    rows = re.findall(r"^\| `(\w+)` \|.*`python (\w+)\.py ([^`]+)`", text, re.MULTILINE)
+    assert [name for name, *_ in rows] == [path.parent.name for path in POLICIES] and rows
+    for name, script, flags in rows:
+        saved, words = torch.load(ROOT / "policies" / name / "policy.pt", weights_only=True), flags.split()
+        assert script == saved["script"] and len(words) > 0
+        for flag, value in zip(words, words[1:]):
+            if flag.startswith("--") and not value.startswith("--") and flag != "--hidden-sizes":
+                assert str(saved["args"][flag[2:].replace("-", "_")]) == value.replace("_", ""), f"{name}: {flag}"

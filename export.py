@@ -1,0 +1,108 @@
+"""Export what a run has learned: `python export.py runs/RUN policy.onnx`, or `policies/NAME` for a folder to evaluate.
+
+An .onnx file holds one agent, for a robot or another program; a folder gets policy.pt, all agents without optimizer and
+environments, which evaluate.py plays and this script exports.
+"""
+
+import dataclasses
+import inspect
+import os
+
+import envs  # noqa: F401, before torch: Isaac Gym must be imported first
+import harness
+from envs.adapters.adapter import Adapter
+from evaluate import Player, agents_of, load, make_agent, make_env
+
+import torch
+import tyro
+
+
+@dataclasses.dataclass
+class Args:
+    run: tyro.conf.Positional[str]
+    """a run's folder, a checkpoint file, or a folder that this script wrote"""
+    output: tyro.conf.Positional[str]
+    """a file that ends with .onnx (pip install -r requirements-onnx.txt), or a folder for policy.pt"""
+    agent: int = 0
+    """the agent of an .onnx file; 0: the leader"""
+
+
+class MeanPolicy(torch.nn.Module):
+    """The mean action of one agent (id), clamped to [-1, 1]; normaliser and latent are part of it."""
+
+    def __init__(self, agent, k):
+        super().__init__()
+        self.agent, self.k = agent, k
+
+    def forward(self, obs, lstm_state):
+        """obs (B, D), lstm_state (B, 2H) after the previous step -> action (B, U), lstm_state (B, 2H)."""
+        player = Player(self.agent, torch.full((len(obs),), self.k), deterministic=True)
+        action = torch.zeros(())  # given, none is drawn
+        outputs = self.agent.get_action_and_value(obs[None], *player.ids, None, lstm_state[None], action)
+        return self.agent.best_action(outputs[2])[0].clamp(-1.0, 1.0), outputs[4][0]
+
+
+class MeanPolicyWithoutMemory(MeanPolicy):
+    def forward(self, obs):
+        return super().forward(obs, torch.zeros(len(obs), 0))[0]
+
+
+def export_onnx(path, saved, agent, k, env):
+    """Write agent k's policy as ONNX: obs -> action, with an LSTM obs, lstm_state -> action, next_lstm_state.
+
+    The file's metadata says task, agent, steps trained, observation layout and control period in seconds.
+    """
+    import onnx
+
+    names, outputs = ["obs", "lstm_state"], ["action", "next_lstm_state"]
+    inputs, policy = [torch.zeros(2, env.num_obs), torch.zeros(2, agent.state_size)], MeanPolicy(agent, k)
+    if not agent.state_size:
+        names, outputs, inputs, policy = names[:1], outputs[:1], inputs[:1], MeanPolicyWithoutMemory(agent, k)
+    program = torch.onnx.export(
+        policy.eval(), tuple(inputs), dynamo=True, verbose=False, input_names=names, output_names=outputs,
+        dynamic_shapes={name: {0: "batch"} for name in names},
+    )  # fmt: skip
+    model, adapted = program.model_proto, isinstance(env, Adapter)
+    timed = "frame_rate" in vars(env) if adapted else hasattr(env, "frame_rate")
+    metadata = {
+        "task": saved["args"]["env_id"], "script": saved["script"], "agent": k, "steps": saved["global_step"],
+        "observation": f"of {saved['args']['env_id']}" if adapted else inspect.getdoc(type(env)) or "",
+        "control_period": 1 / env.frame_rate if timed else "unknown",
+    }  # fmt: skip
+    for key, value in metadata.items():
+        model.metadata_props.add(key=key, value=str(value))
+    onnx.checker.check_model(model)
+    onnx.save(model, path + ".tmp")
+    os.replace(path + ".tmp", path)
+    print(f"{path}: {', '.join(names)} -> {', '.join(outputs)}, agent {k}, {os.path.getsize(path):,} bytes")
+
+
+def save_policy(folder, saved, env):
+    """Write what evaluations need of a checkpoint to folder/policy.pt: agents, flags, the curriculum of env's task."""
+    state = {"agent": saved["state"]["agent"], "episodes": {"means": saved["state"]["episodes"]["means"]}}
+    state["env"] = {name: saved["state"]["env"][name] for name in getattr(env, "curriculum", ())}
+    policy = {**saved, "args": {**saved["args"], "resume": None}, "state": state, "random": {}, "other_processes": []}
+    path = os.path.join(folder, "policy.pt")
+    os.makedirs(folder, exist_ok=True)
+    torch.save(policy, path + ".tmp")
+    os.replace(path + ".tmp", path)
+    print(f"{path}: {saved['args']['env_id']}, {saved['global_step']:,} steps, {os.path.getsize(path):,} bytes")
+
+
+def main(argv=None):
+    args = tyro.cli(Args, args=argv)
+    saved, script = load(args.run)
+    num_agents, _ = agents_of(saved)
+    if not 0 <= args.agent < num_agents:
+        harness.refuse("--agent", args.agent, f"must be between 0 and {num_agents - 1}")
+    env = make_env(saved, 1, 1, "auto", "cpu")
+    if args.output.endswith(".onnx"):
+        export_onnx(args.output, saved, make_agent(saved, script, env, "cpu"), args.agent, env)
+    elif os.path.exists(os.path.join(args.output, "checkpoint.pt")):  # an evaluation of that run would play the policy
+        harness.refuse("output", args.output, "must not be the folder of a run")
+    else:
+        save_policy(args.output, saved, env)
+
+
+if __name__ == "__main__":
+    main()
