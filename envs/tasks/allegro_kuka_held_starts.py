@@ -2,8 +2,7 @@
 
 Throwing the object pays the lift bonus at once, holding it pays only a policy that can hold already: these episodes
 show it what holding pays. They begin at any height above the table, and count as lifted. Evaluation plays the original
-starts. All else is in allegro_kuka.py, shape
-letters too; S is the number of held states that an environment keeps.
+starts. All else is in allegro_kuka.py, shape letters too; S is the number of held states that an environment keeps.
 """
 
 import torch
@@ -69,7 +68,7 @@ class HeldStarts:
         if not (self.training and mask.any()):
             return
         held = mask & (self.held_count > 0) & (self.uniform(0.0, 1.0) < self.held_share)
-        drawn = (self.uniform(0.0, 1.0) * self.held_count).long().clamp(max=BANK_SIZE - 1)
+        drawn = (self.uniform(0.0, 1.0) * self.held_count).long()
         rows = torch.arange(self.num_envs, device=self.device)
         self.engine.set_state(held, self.held_qpos[rows, drawn], torch.zeros_like(self.engine.qvel))
         self.target = torch.where(held[:, None], self.held_target[rows, drawn], self.target)
