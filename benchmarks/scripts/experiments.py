@@ -145,10 +145,10 @@ def coupling(env_id, total_timesteps, flags, more=()):
         final_share=0.4,  # single evaluations are noisy
         variants=(
             Variant("SAPG", "sapg.py"),
-            Variant("CPO, no imitation", "cpo.py", f"{cpo} --awac-coef 0"),
+            Variant("CPO without imitation", "cpo.py", f"{cpo} --awac-coef 0"),
             *(Variant(f"CPO({x})", "cpo.py", f"{cpo} --awac-temperature {x}") for x in (0.5, 0.05)),
             *(
-                Variant(f"CPO({x}), beta {beta}", "cpo.py", f"{cpo} --awac-temperature {x} --awac-coef {beta}")
+                Variant(f"CPO({x}) with beta {beta}", "cpo.py", f"{cpo} --awac-temperature {x} --awac-coef {beta}")
                 for x, beta in more
             ),
         ),
