@@ -1,8 +1,7 @@
 """Evaluate or film what a run has learned: `python evaluate.py runs/RUN`, and with `--video out.mp4`.
 
-Plays the checkpoint of any of the scripts, or of a copy of one, or a policy of policies/: the network is built by the
-script that trained it, found in the working directory or beside this file. Normalisers are frozen; a curriculum keeps
-its state from training. export.py writes a policy as ONNX or as a small file.
+Plays a checkpoint, or a policy of policies/. The network is built by the script that trained it, found in the working
+directory or beside this file. Normalisers are frozen; a curriculum keeps its state from training.
 """
 
 import dataclasses
@@ -48,7 +47,7 @@ def load(path):
     """The checkpoint of a run's or policy's folder, or of a file, and the module of the script that wrote it."""
     policy = os.path.join(path, "policy.pt")
     saved = harness.load_checkpoint(policy if os.path.isfile(policy) else path, "run")
-    name = f"{saved['script']}.py"
+    name = f"{os.path.basename(saved['script'])}.py"  # of a file in these folders, whatever the checkpoint says
     paths = [os.path.join(folder, name) for folder in (os.getcwd(), os.path.dirname(os.path.abspath(__file__)))]
     found = list(filter(os.path.isfile, paths))
     if not found:
@@ -56,15 +55,16 @@ def load(path):
     spec = importlib.util.spec_from_file_location(saved["script"], found[0])
     script = sys.modules[saved["script"]] = importlib.util.module_from_spec(spec)  # dataclasses look it up there
     spec.loader.exec_module(script)
+    try:
+        envs.check_env_id(saved["args"]["env_id"])
+    except ValueError as error:
+        harness.refuse("run", saved["args"]["env_id"], error)
     return saved, script
 
 
 def make_env(saved, num_envs, seed, engine, device):
     """Fresh environments of the checkpoint's task with its curriculum."""
-    try:
-        env = envs.make(saved["args"]["env_id"], num_envs, device, seed, engine)
-    except ValueError as error:
-        harness.refuse("run", saved["args"]["env_id"], error)
+    env = envs.make(saved["args"]["env_id"], num_envs, device, seed, engine)
     for name in getattr(env, "curriculum", ()):
         getattr(env, name).copy_(saved["state"]["env"][name])
     return env

@@ -19,34 +19,25 @@ def refuse(flag, value, reason):
 
 
 def save_checkpoint(path, checkpoint):
-    """Write a dict of tensors, numbers and strings to `path`, and keep the file before as *_previous.pt.
-
-    A killed process or a full disk leaves the old file as it was: the new one replaces it when it is on the disk.
-    """
+    """Write tensors, numbers and strings to `path`, which is replaced in one step; the one before is *_previous.pt."""
     with open(path + ".tmp", "wb") as file:
         torch.save(checkpoint, file)
         file.flush()
         os.fsync(file.fileno())
     if os.path.exists(path):
-        shutil.copyfile(path, path.replace(".pt", "_previous.pt"))
+        shutil.copyfile(path, path[: -len(".pt")] + "_previous.pt")
     os.replace(path + ".tmp", path)
 
 
 def load_checkpoint(path, flag="--resume"):
-    """The checkpoint of a run's folder, or the one in a file: plain tensors and numbers, no code.
-
-    Ends with one line that names `flag` where there is none.
-    """
+    """The checkpoint of a run's folder, or the one in a file; `flag` is refused where there is none."""
     path = os.path.join(path, "checkpoint.pt") if os.path.isdir(path) else path
     if not os.path.isfile(path):
         refuse(flag, path, "no such file")
     try:
-        saved = torch.load(path, map_location="cpu", weights_only=True)
+        return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # damage shows as one of a dozen kinds
         refuse(flag, path, f"cannot be read ({error!r:.200}); the one before is checkpoint_previous.pt")
-    if os.path.basename(saved["script"]) != saved["script"]:  # evaluate.py runs the script of that name
-        refuse(flag, path, f"must be written by a script in this folder, not by {saved['script']}")
-    return saved
 
 
 def lock_folder(folder):

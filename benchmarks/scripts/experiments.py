@@ -336,21 +336,6 @@ EXPERIMENTS = {
             ),
         ),
     ),
-    # Do Playground's quadrupeds learn in reach of two cores? The first one's preset, on two tasks
-    "spot": Experiment(
-        env_id="envpool:SpotFlatTerrainJoystick-v1",
-        total_timesteps=5_000_000,
-        seeds=range(1, 2),
-        flags="--num-envs 64 --num-steps 128 --num-minibatches 8 --learning-rate 3e-4 --kl-threshold 0.008 --vf-coef 2"
-        " --bounds-coef 0 --gamma 0.97",
-        tags=(RETURN, "charts/episodic_length"),
-        finals=(STD,),
-        evaluate=True,
-        variants=(
-            Variant("joystick", "ppo.py"),
-            Variant("gait tracking", "ppo.py", env_id="envpool:SpotJoystickGaitTracking-v1"),
-        ),
-    ),
     # rl_games' best of one seed: 3,485, 4,429, 5,186 (docs/ENVPOOL.md there)
     "rl_games_hopper": published(
         "Hopper-v5", 4_096_000,

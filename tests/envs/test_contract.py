@@ -3,58 +3,43 @@
 import importlib
 import io
 import math
+import runpy
 import sys
 from functools import lru_cache
 
-import numpy as np
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import envs
-from tests.conftest import DRIFT, Drift
 from envs.base import VectorEnv
-from harness import checkpoints
-from envs.tasks.moat import moat_value
+from envs.check import check_env, check_state
+from tests.conftest import DRIFT, Drift
+from tests.envs.helpers import random_actions, started
 
 ENV_IDS = [*envs.TASKS, DRIFT]  # DRIFT is package.module:Class
 every_env = pytest.mark.parametrize("env_id", ENV_IDS)
 
+
+def last_are_zero(count):
+    return lambda obs: (obs[..., -count:] == 0.0).all(-1)
+
+
 # Does an observation (..., D) show the beginning of an episode? A new task must say here how one tells.
 BEGINNINGS = {
-    "AllegroHand": lambda obs: (obs[..., 72:] == 0.0).all(-1),  # no action yet
-    "AllegroKukaRegrasping": lambda obs: (obs[..., 95:] == 0.0).all(-1),  # lifted, clock, successes, last reward
-    "AllegroKukaRegraspingHeldStarts": lambda obs: (obs[..., 95:] == 0.0).all(-1),
-    "AllegroKukaReorientation": lambda obs: (obs[..., 113:] == 0.0).all(-1),  # the same entries
-    "AllegroKukaReorientationHeldStarts": lambda obs: (obs[..., 113:] == 0.0).all(-1),
-    "AllegroKukaThrow": lambda obs: (obs[..., 95:] == 0.0).all(-1),
-    "AllegroKukaTwoArmsRegrasping": lambda obs: (obs[..., 165:] == 0.0).all(-1),
-    "AllegroKukaTwoArmsReorientation": lambda obs: (obs[..., 192:] == 0.0).all(-1),
-    "AllegroKukaTwoArmsReorientationBarrier": lambda obs: (obs[..., 192:] == 0.0).all(-1),
-    "AllegroKukaTwoArmsReorientationHole": lambda obs: (obs[..., 192:] == 0.0).all(-1),
-    "AllegroKukaTwoArmsReorientationPartition": lambda obs: (obs[..., 192:] == 0.0).all(-1),
-    "Ant": lambda obs: (obs[..., 28:] == 0.0).all(-1),  # no sensors, no action yet
+    "AllegroHand": last_are_zero(16),  # no action yet
+    **{env_id: last_are_zero(4) for env_id in ENV_IDS if "Kuka" in env_id},  # lifted, clock, successes, last reward
+    "Ant": last_are_zero(32),  # no sensors, no action yet
     "Anymal": lambda obs: (obs[..., 36:] == 0.0).all(-1) & (obs[..., :6] == 0.0).all(-1),  # no action yet, base at rest
     "Cartpole": lambda obs: (obs.abs() <= torch.tensor([0.1, 0.25, 0.1, 0.25])).all(-1),
     "FrankaCubePush": lambda obs: (obs[..., 17:] == 0.035).all(-1),  # fingers, which never come back there exactly
     "FrankaCubeStack": lambda obs: (obs[..., 17:] == 0.035).all(-1),
     "Grasp": lambda obs: (obs[..., 2] == 0.7) & (obs[..., 12] == 0.0),  # height of the hand, nothing held
-    "Humanoid": lambda obs: (obs[..., 54:] == 0.0).all(-1),  # no sensors, no action yet
+    "Humanoid": last_are_zero(54),  # no sensors, no action yet
     "Moat": lambda obs: (obs[..., 4:8] == 0.0).all(-1) & (obs[..., 8] == -1.0),  # at rest, clock
     "ShadowHand": lambda obs: (obs[..., 48:72] == 0.0).all(-1) & (obs[..., 161:] == 0.0).all(-1),  # forces, last action
     DRIFT: lambda obs: (obs[..., :2].abs() <= 0.5).all(-1) & (obs[..., 2] == 0.0),
 }
-
-
-def actions(env, num_steps, seed=0, spread=1.0):
-    """Uniform actions (num_steps, N, U) in [-spread, spread]."""
-    size = (num_steps, env.num_envs, env.num_actions)
-    return spread * (2.0 * torch.rand(size, generator=torch.Generator().manual_seed(seed)) - 1.0)
-
-
-def started(env_id, num_envs=4, seed=1):
-    env = envs.make(env_id, num_envs, "cpu", seed)
-    return env, env.reset()
 
 
 @lru_cache(maxsize=None)
@@ -63,12 +48,12 @@ def episodes(env_id):
 
     Of our own tasks, whose clock can be set, the last 200 steps of one.
     """
-    env, obs = started(env_id)
-    history, num_steps = [], env.max_episode_steps
+    env = started(env_id, 4)
+    obs, history, num_steps = env.observe(), [], env.max_episode_steps
     if env_id in envs.TASKS:
         num_steps = min(num_steps, 200)
         env.episode_step += env.max_episode_steps - num_steps
-    for action in actions(env, num_steps + 20):
+    for action in random_actions(env, num_steps + 20):
         history.append((obs, env.step(action)))
         obs = history[-1][1][0]
     return history
@@ -88,43 +73,43 @@ def assert_same(a, b):
 
 
 @every_env
-def test_shapes_and_types(env_id):
-    env, first = started(env_id)
-    assert env.num_envs == 4 and env.device == torch.device("cpu")
+def test_what_a_user_may_check_too(env_id):
+    """Shapes, types, devices, finite numbers, ends, resets, states: envs/check.py."""
+    env = envs.make(env_id, 4)
     assert all(isinstance(n, int) and n > 0 for n in (env.num_obs, env.num_actions, env.max_episode_steps))
     assert env.fitness_floor > 0 and isinstance(env.engine_name, str)
-    obs, reward, terminated, truncated, info = env.step(torch.zeros(4, env.num_actions))
-    assert info.keys() == {"final_obs", "episode", "metrics"}
-    episode = info["episode"]
-    assert episode.keys() == {"done", "return", "length", "objective"}
-    for x in (first, obs, info["final_obs"]):
-        assert x.shape == (4, env.num_obs) and x.dtype == torch.float32 and x.device == env.device
-    for x in (reward, episode["return"], episode["length"], episode["objective"]):
-        assert x.shape == (4,) and x.dtype == torch.float32 and x.device == env.device
-    for x in (terminated, truncated, episode["done"]):
-        assert x.shape == (4,) and x.dtype == torch.bool and x.device == env.device
+    check_env(env, 2_000 if env_id in envs.PURE_TORCH else 30)
+    check_state(env)
 
 
 @every_env
-def test_metrics_are_scalars(env_id):
-    for _, (*_, info) in episodes(env_id):
-        for name, value in info["metrics"].items():
-            assert isinstance(name, str) and torch.as_tensor(value).ndim == 0 and math.isfinite(value)
+def test_records_of_episodes_and_where_the_next_ones_begin(env_id):
+    returns, lengths, finished, begins = torch.zeros(4), torch.zeros(4), 0, BEGINNINGS[env_id]
+    for _, (next_obs, reward, terminated, truncated, info) in episodes(env_id):
+        done, episode = terminated | truncated, info["episode"]
+        returns, lengths = returns + reward, lengths + 1
+        assert torch.equal(episode["done"], done)
+        assert torch.allclose(episode["return"][done], returns[done], rtol=1e-5, atol=1e-4)
+        assert torch.equal(episode["length"][done], lengths[done])
+        assert begins(next_obs)[done].all() and not begins(info["final_obs"])[done].any()
+        assert all(torch.as_tensor(x).ndim == 0 and math.isfinite(x) for x in info["metrics"].values())
+        returns, lengths = returns * ~done, lengths * ~done
+        finished += done.sum()
+    assert finished >= 4
 
 
 @every_env
 def test_what_was_returned_does_not_change_later(env_id):
-    env, obs = started(env_id)
-    returned, copies = [obs], [obs.clone()]
-    for action in actions(env, 3):
-        before = action.clone()
+    env = started(env_id, 4)
+    returned = [env.observe()]
+    copies = [returned[0].clone()]
+    for action in random_actions(env, 3):
         obs, reward, terminated, truncated, info = env.step(action)
-        assert torch.equal(action, before)
         new = [obs, reward, terminated, truncated, info["final_obs"], *info["episode"].values()]
         new += [value for value in info["metrics"].values() if isinstance(value, torch.Tensor)]
         returned += new
         copies += [x.clone() for x in new]
-    env.load_state_dict(started(env_id, seed=2)[0].state_dict())
+    env.load_state_dict(started(env_id, 4, seed=2).state_dict())
     assert all(torch.equal(a, b) for a, b in zip(returned, copies))
 
 
@@ -143,7 +128,7 @@ class Waits(TorchDispatchMode):
 @every_env
 def test_a_step_does_not_wait_for_a_gpu(env_id, monkeypatch):
     """AllegroKuka's asks whether there are successes and resets, since placing an object takes so many operators."""
-    env, _ = started(env_id)
+    env = started(env_id, 4)
     for name in ("step", "set_state", "set_mocap"):  # the engine's own: see tests of engines
         if env.engine:
             monkeypatch.setattr(env.engine, name, lambda *args: None)
@@ -163,14 +148,10 @@ class OnMeta:
         for name in ("qpos", "qvel", "sensors", "body_pos", "body_quat", "body_linvel", "body_angvel", "broken"):
             setattr(self, name, getattr(engine, name).to("meta"))
 
-    def step(self, ctrl, xfrc=None):
-        assert ctrl.is_meta and (xfrc is None or xfrc.is_meta)
+    def take(self, *tensors):
+        assert all(tensor is None or tensor.is_meta for tensor in tensors)
 
-    def set_state(self, mask, qpos, qvel):
-        assert mask.is_meta and qpos.is_meta and qvel.is_meta
-
-    def set_mocap(self, mask, pose):
-        assert mask.is_meta and pose.is_meta
+    step = set_state = set_mocap = take
 
 
 class NoGenerator:
@@ -192,7 +173,6 @@ def test_everything_is_on_the_device(env_id, monkeypatch):
         make = module.make_engine
         monkeypatch.setattr(module, "make_engine", lambda *args, **sizes: OnMeta(make(*args[:5], "cpu", **sizes)))
     monkeypatch.setattr(torch, "Generator", NoGenerator)
-    monkeypatch.setattr("envs.base.DEVICES", ("meta",))
     monkeypatch.setattr(torch.Tensor, "__bool__", lambda value: True)  # no data: every mask is taken for full
     monkeypatch.setattr(torch.Tensor, "nonzero", lambda mask: torch.arange(len(mask), device=mask.device)[:, None])
     env = envs.make(env_id, 4, "meta")
@@ -215,52 +195,19 @@ def test_the_learners_low_precision_is_not_the_tasks(monkeypatch):
         matmul.allow_tf32 = False
 
 
-def test_a_state_from_another_kind_of_device():
-    env, _ = started("Moat")
-    state = {**env.state_dict(), "generator": torch.zeros(16, dtype=torch.uint8)}  # as long as a GPU's
-    other, _ = started("Moat", seed=2)
-    other.load_state_dict(state)
-    assert torch.equal(other.observe(), env.observe())
-
-
-@every_env
-def test_episode_records_are_sums_and_counts(env_id):
-    returns, lengths, finished = torch.zeros(4), torch.zeros(4), 0
-    for _, (_, reward, terminated, truncated, info) in episodes(env_id):
-        done = terminated | truncated
-        assert torch.equal(info["episode"]["done"], done)
-        returns, lengths = returns + reward, lengths + 1
-        assert torch.allclose(info["episode"]["return"][done], returns[done], rtol=1e-5, atol=1e-4)
-        assert torch.equal(info["episode"]["length"][done], lengths[done])
-        assert info["episode"]["objective"][done].isfinite().all()
-        returns, lengths = returns * ~done, lengths * ~done
-        finished += done.sum()
-    assert finished >= 4
-
-
-@every_env
-def test_a_finished_environment_begins_its_next_episode_within_the_step(env_id):
-    begins = BEGINNINGS[env_id]
-    for obs, (next_obs, _, terminated, truncated, info) in episodes(env_id):
-        done = terminated | truncated
-        assert not (terminated & truncated).any()
-        assert begins(next_obs)[done].all()
-        assert not begins(info["final_obs"])[done].any()
-        assert torch.equal(next_obs[~done], info["final_obs"][~done])
-
-
 @every_env
 def test_final_obs_is_what_would_be_observed_without_the_reset(env_id):
-    env, _ = started(env_id)
-    for action in actions(env, 3, seed=1):
-        env.step(action)
+    env = started(env_id, 4)
+    action, *before = random_actions(env, 4, seed=1)
+    for each in before:
+        env.step(each)
     env.episode_step[0] = env.max_episode_steps - 1
     state = env.state_dict()
-    step = env.step(actions(env, 1)[0])
-    unreset, _ = started(env_id, seed=2)
+    step = env.step(action)
+    unreset = started(env_id, 4, seed=2)
     unreset.load_state_dict(state)
     unreset._begin_episodes = lambda mask: None
-    obs, reward, terminated, truncated, _ = unreset.step(actions(env, 1)[0])
+    obs, reward, terminated, truncated, _ = unreset.step(action)
     assert truncated[0] or terminated[0]
     assert torch.equal(step[4]["final_obs"], obs) and not torch.equal(step[0][0], obs[0])
     assert all(torch.equal(a, b) for a, b in zip(step[1:4], (reward, terminated, truncated)))
@@ -271,42 +218,40 @@ class InPlaceDrift(Drift):
 
     def __init__(self, num_envs, device, seed):
         super().__init__(num_envs, device, seed)
-        self.seen, self.score, self.reward = torch.zeros(num_envs, 3), torch.zeros(num_envs), torch.zeros(num_envs)
-        self.failed, self.late = torch.zeros(2, num_envs, dtype=torch.bool)
+        self.own = {}
+
+    def keep(self, name, value):
+        return self.own.setdefault(name, value.clone()).copy_(value)
 
     def reset_where(self, mask):
-        self.position[mask] = self.uniform(-0.5, 0.5, 2)[mask]
-        for tensor in (self.seen, self.score, self.reward, self.failed):
+        super().reset_where(mask)
+        for tensor in self.own.values():
             tensor[mask] = 0
 
     def advance(self, action):
-        reward, failed, _ = super().advance(action)
-        self.reward[:], self.failed[:] = reward, failed
-        return self.reward, self.failed, self.late
+        return [self.keep(name, value) for name, value in enumerate(super().advance(action))]
 
     def observe(self):
-        self.seen[:] = super().observe()
-        return self.seen
+        return self.keep("obs", super().observe())
 
     def objective(self):
-        self.score[:] = super().objective()
-        return self.score
+        return self.keep("objective", super().objective())
 
 
 def test_a_task_may_return_its_own_tensors():
     env, other = Drift(16, "cpu", 1), InPlaceDrift(16, "cpu", 1)
     assert torch.equal(env.reset(), other.reset())
     ended = 0
-    for action in actions(env, 30):
-        step, other_step = env.step(action), other.step(action)
-        assert_same(step, other_step)
+    for action in random_actions(env, 30):
+        step = env.step(action)
+        assert_same(step, other.step(action))
         ended += step[4]["episode"]["done"].sum()
     assert ended > 16
 
 
 @every_env
 def test_the_time_limit_truncates(env_id):
-    env, _ = started(env_id)
+    env = started(env_id, 4)
     env.episode_step.copy_(env.max_episode_steps - torch.tensor([3, 2, 1, 3]))
     ends = [env.step(torch.zeros(4, env.num_actions))[3].tolist() for _ in range(2)]
     assert ends == [[False, False, True, False], [False, True, False, False]]
@@ -338,8 +283,9 @@ def test_termination_goes_before_truncation():
 
 @every_env
 def test_reset_begins_all_episodes_anew(env_id):
-    env, first = started(env_id)
-    for action in actions(env, 5):
+    env = started(env_id, 4)
+    first = env.observe().clone()
+    for action in random_actions(env, 5):
         env.step(action)
     again = env.reset()
     assert env.episode_length.tolist() == [0] * 4 and env.episode_return.tolist() == [0.0] * 4
@@ -349,13 +295,11 @@ def test_reset_begins_all_episodes_anew(env_id):
 
 @every_env
 def test_seeds(env_id):
-    env, obs = started(env_id, seed=3)
-    twin, twin_obs = started(env_id, seed=3)
-    _, other_obs = started(env_id, seed=4)
-    assert torch.equal(obs, twin_obs) and (obs != other_obs).any(1).all()
-    assert len(obs.unique(dim=0)) == 4  # nor do environments start alike
+    env, twin, other = (started(env_id, 4, seed=seed) for seed in (3, 3, 4))
+    assert torch.equal(env.observe(), twin.observe()) and (env.observe() != other.observe()).any(1).all()
+    assert len(env.observe().unique(dim=0)) == 4  # nor do environments start alike
     torch.manual_seed(0)  # the global generator is not the environment's
-    for i, action in enumerate(actions(env, 30)):
+    for i, action in enumerate(random_actions(env, 30)):
         if i == 10:
             env.episode_step[2] = twin.episode_step[2] = env.max_episode_steps - 1  # resets draw numbers too
         step = env.step(action)
@@ -365,15 +309,15 @@ def test_seeds(env_id):
 
 @every_env
 def test_state_dict_continues_exactly(env_id):
-    env, _ = started(env_id)
-    moves = actions(env, 30)
+    env = started(env_id, 4)
+    moves = random_actions(env, 30)
     for action in moves[:10]:
         env.step(action)
     env.episode_step[1] = env.max_episode_steps - 5  # a reset on the way
     file = io.BytesIO()
     torch.save(env.state_dict(), file)
     uninterrupted = [env.step(action) for action in moves[10:]]
-    other, _ = started(env_id, seed=2)
+    other = started(env_id, 4, seed=2)
     other.step(moves[0])
     file.seek(0)
     other.load_state_dict(torch.load(file, weights_only=True))
@@ -382,50 +326,24 @@ def test_state_dict_continues_exactly(env_id):
     assert any(step[4]["episode"]["done"][1] for step in uninterrupted)
 
 
-def test_a_tasks_own_numbers_are_in_its_state():
-    env, copy = (Drift(2, "cpu", seed) for seed in (1, 2))
-    for each, price in ((env, 1.0), (copy, 2.0)):
-        each.level, each.generation, each.angle, each.total, each.price = 0, 0, np.float64(0.5), 0, price
-        each.reset()
-    env.level, env.angle = 0.5, np.clip(2.0, 0.0, 1.0)
-    env.total += torch.tensor(7)
-    copy.load_state_dict(checkpoints.decode(checkpoints.encode(env.state_dict())))
-    # what has not changed since the constructor is a constant of the task, which may be edited
-    assert (copy.level, copy.generation, copy.angle, copy.total, copy.price) == (0.5, 0, 1.0, 7, 2.0)
-    again = Drift(2, "cpu", 3)
-    again.level = 0
-    again.load_state_dict(copy.state_dict())
-    assert again.level == 0.5
-    with pytest.raises(ValueError, match="^level is 'high', must be a number$"):
-        copy.load_state_dict({**env.state_dict(), "level": "high"})
-
-
-@every_env
-def test_everything_stays_finite(env_id):
-    """Half of the agents do nothing, half act at random."""
-    env, obs = started(env_id, num_envs=8)
-    assert obs.isfinite().all()
-    for action in actions(env, 2_000 if env_id in envs.PURE_TORCH else 220):
-        action[:4] = 0.0
-        obs, reward, _, _, info = env.step(action)
-        assert obs.isfinite().all() and reward.isfinite().all() and info["final_obs"].isfinite().all()
-        assert all(info["episode"][key].isfinite().all() for key in ("return", "length", "objective"))
-        assert info["metrics"].get("nan_worlds", 0) == 0
+def test_a_state_from_another_kind_of_device_or_of_another_size():
+    env, other = started("Moat", 4), started("Moat", 4, seed=2)
+    other.load_state_dict({**env.state_dict(), "generator": torch.zeros(16, dtype=torch.uint8)})  # as long as a GPU's
+    assert torch.equal(other.observe(), env.observe())
+    with pytest.raises(ValueError, match=r"^episode_length has shape \(4,\), must be \(1,\)$"):
+        started("Moat", 1).load_state_dict(env.state_dict())
 
 
 @every_env
 def test_actions_are_clamped(env_id):
-    env, _ = started(env_id)
-    twin, _ = started(env_id)
-    for action in actions(env, 5, spread=3.0):
+    env, twin = started(env_id, 4), started(env_id, 4)
+    for action in 3.0 * random_actions(env, 5):
         assert_same(env.step(action), twin.step(action.clamp(-1.0, 1.0)))
-    big, one = torch.full((4, env.num_actions), 2.0), torch.ones(4, env.num_actions)
-    assert_same(env.step(big), twin.step(one))
 
 
 @every_env
 def test_render(env_id):
-    env, _ = started(env_id)
+    env = started(env_id, 4)
     if type(env).render is VectorEnv.render:
         pytest.skip("draws nothing")
     try:
@@ -435,195 +353,80 @@ def test_render(env_id):
     assert image.ndim == 3 and image.shape[2] == 3 and image.dtype == torch.uint8 and image.float().std() > 1.0
 
 
+# ---------------------------------------------------------------- python -m envs.check
+
+
+class Broken(Drift):
+    """Drift with one mistake."""
+
+    def __init__(self, mistake):
+        super().__init__(8, "cpu", 1)
+        self.mistake, self.hidden = mistake, [0.0]
+
+    def step(self, action):
+        if self.mistake == "action":
+            action.mul_(0.5)
+        obs, reward, terminated, truncated, info = super().step(action)
+        if self.mistake == "done":
+            info["episode"]["done"][:] = True
+        if self.mistake == "final":
+            info["final_obs"] += 1.0
+        return obs, reward, terminated, truncated | terminated if self.mistake == "both" else truncated, info
+
+    def reset_where(self, mask):
+        super().reset_where(torch.ones_like(mask) if self.mistake == "reset" else mask)
+
+    def advance(self, action):
+        reward, failed, late = super().advance(action)
+        self.hidden[0] += 1.0
+        reward = {"column": reward[:, None], "nan": reward / 0.0 * 0.0}.get(self.mistake, reward)
+        return reward, failed.float() if self.mistake == "float" else failed, late
+
+    def observe(self):
+        obs = super().observe()
+        return obs.double() if self.mistake == "double" else obs + self.hidden[0] * (self.mistake == "state")
+
+
+@pytest.mark.parametrize("mistake, message", [
+    ("action", "changes the action"), ("done", "running episode"), ("final", "final_obs differs"),
+    ("both", "both terminated and truncated"), ("double", "observation of reset.. is .torch.float64"),
+    ("column", ""), ("float", ""), ("nan", "not finite"), ("reset", "final_obs differs"), ("state", "not all of the"),
+])  # fmt: skip
+def test_a_mistake_is_found(mistake, message):
+    env = Broken(mistake)
+    with pytest.raises((AssertionError, RuntimeError, TypeError), match=message):
+        check_env(env, 50)
+        check_state(env)
+
+
+def test_the_command(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["check", DRIFT])
+    runpy.run_module("envs.check", run_name="__main__")
+    assert capsys.readouterr().out.startswith(f"{DRIFT}: keeps the contract, ")
+
+
 # ---------------------------------------------------------------- make
 
 
-@pytest.mark.parametrize("wrong, nearest", [
-    ("Moot", "Moat"), ("CartPole", "Cartpole"), ("AllegroKukaRegrasp", "AllegroKukaRegrasping")
+@pytest.mark.parametrize("env_id, options, message", [
+    ("Moot", {}, "^did you mean Moat"), ("CartPole", {}, "^did you mean Cartpole"),
+    ("AllegroKukaRegrasp", {}, "^did you mean AllegroKukaRegrasping"),
+    ("nowhere:Task", {}, "^no module named nowhere; must be package.module:Class$"),
+    ("envs.tasks.moat:Goat", {}, "^envs.tasks.moat has no class Goat; must be package.module:Class$"),
+    ("Cartpole", dict(engine="physx"), "^not an engine; valid here: auto, mujoco"),
+    ("Moat", dict(engine="mujoco"), "^must be auto, this task steps itself$"),
+    ("Moat", dict(num_envs=0), "^num_envs 0: must be at least 1$"),
 ])  # fmt: skip
-def test_unknown_id_suggests_the_nearest(wrong, nearest):
-    with pytest.raises(ValueError, match=f"did you mean {nearest}\\?") as error:
-        envs.make(wrong, 1)
-    assert all(name in str(error.value) for name in envs.TASKS) and "\n" not in str(error.value)
+def test_what_cannot_be_made(env_id, options, message):
+    with pytest.raises(ValueError, match=message):
+        envs.make(env_id, **{"num_envs": 1, **options})
 
 
-@pytest.mark.parametrize("wrong", ["nowhere:Task", "envs.tasks.moat:Goat", "moat:"])
-def test_unknown_class(wrong):
-    with pytest.raises(ValueError, match="importable package.module:Class"):
-        envs.make(wrong, 1)
-
-
-def test_a_task_of_ones_own_is_found_in_the_working_directory(tmp_path, monkeypatch):
+def test_a_task_of_ones_own_is_found_in_the_working_directory_but_hides_no_package(tmp_path, monkeypatch):
     methods = "def __init__(self, *args): self.args = args\n    reset = step = None\n"
-    (tmp_path / "found_here.py").write_text(f"class Task:\n    {methods}")
+    (tmp_path / "found_here.py").write_text(f"import av\nclass Task:\n    {methods}")
+    (tmp_path / "av").mkdir()
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
     assert envs.make("found_here:Task", 5, "cpu", 7).args == (5, "cpu", 7)
-
-
-def test_unknown_engine():
-    with pytest.raises(ValueError, match="valid here: auto, mujoco"):
-        envs.make("Cartpole", 1, engine="physx")
-
-
-def test_device_that_does_not_exist():
-    missing = f"cuda:{torch.cuda.device_count()}"
-    with pytest.raises(ValueError, match=f"device {missing}: there are {torch.cuda.device_count()} CUDA devices"):
-        envs.make("Cartpole", 1, missing)
-
-
-@pytest.mark.parametrize("device", ["gpu", "mps", ""])
-def test_device_of_a_kind_that_does_not_exist(device):
-    with pytest.raises(ValueError, match=f"^device {device}: must be cpu, cuda or cuda:N$"):
-        envs.make("Cartpole", 1, device)
-
-
-@every_env
-@pytest.mark.parametrize("num_envs", [0, -1])
-def test_too_few_environments(env_id, num_envs):
-    with pytest.raises(ValueError, match=f"^num_envs {num_envs}: must be at least 1$"):
-        envs.make(env_id, num_envs)
-
-
-def test_engine_that_is_not_installed(monkeypatch):
-    monkeypatch.setattr(envs.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ValueError, match="needs the package mujoco, not installed"):
-        envs.make("Cartpole", 1, engine="mujoco")
-
-
-# ---------------------------------------------------------------- Moat, by hand
-
-
-@pytest.mark.parametrize("x, value", [
-    (-3.0, -1.0), (-1.0, -1.0), (-0.4, -0.4), (0.0, 0.0), (0.5, 0.5), (0.74, 0.74),  # before the first plateau
-    (0.75, 1.0), (1.0, 1.0), (1.25, 1.0), (1.26, -0.5), (1.44, -0.5),  # each: first edge, plateau, last edge, ditch
-    (1.45, 2.0), (1.7, 2.0), (1.95, 2.0), (1.96, -1.0), (2.24, -1.0),
-    (2.25, 4.0), (2.5, 4.0), (2.75, 4.0), (2.76, -2.0), (3.14, -2.0),
-    (3.15, 8.0), (3.4, 8.0), (3.65, 8.0), (3.66, -4.0), (4.14, -4.0),
-    (4.15, 16.0), (4.4, 16.0), (4.65, 16.0), (4.66, -8.0), (100.0, -8.0),
-])  # fmt: skip
-def test_moat_value(x, value):
-    on_axis = torch.tensor([[x, 0.0, 0.0, 0.0]])
-    off_axis = torch.tensor([[x, 0.3, -0.2, 0.6], [x, -0.6, 0.2, 0.3]])  # 0.09 + 0.04 + 0.36 = 0.49
-    assert moat_value(on_axis).item() == pytest.approx(value)
-    assert moat_value(off_axis).tolist() == pytest.approx([value * math.exp(-0.49)] * 2)
-
-
-def test_moat_two_steps_by_hand():
-    env, _ = started("Moat", num_envs=2)
-    env.position.copy_(torch.tensor([[0.1, -0.2, 0.0, 0.0], [1.0, 0.0, 0.0, 0.0]]))
-    env.velocity.copy_(torch.tensor([[0.1, 0.0, 0.0, 0.0], [0.0, 0.0, 0.0, 0.0]]))
-    env.episode_step.copy_(torch.tensor([40, 30]))
-    action = torch.tensor([[1.0, -0.5, 0.0, 0.0], [0.0, 0.0, 0.0, 0.0]])
-    # first step: v = 0.85 * 0.1 + 0.02 = 0.105 and -0.01; p = 0.205 and -0.21; 2 * 41 / 128 - 1 = -0.359375
-    obs, reward, _, _, _ = env.step(action)
-    assert obs[0].tolist() == pytest.approx([0.205, -0.21, 0, 0, 0.315, -0.03, 0, 0, -0.359375])
-    value = 0.205 * math.exp(-0.21**2)
-    assert reward.tolist() == pytest.approx([0.1 * value - 0.01 * 1.25 / 4, 0.1])
-    # second step: v = 0.85 * 0.105 + 0.02 = 0.10925 and 0.85 * -0.01 - 0.01 = -0.0185; p = 0.31425 and -0.2285
-    obs, reward, _, _, info = env.step(action)
-    assert obs[0].tolist() == pytest.approx([0.31425, -0.2285, 0, 0, 0.32775, -0.0555, 0, 0, -0.34375])
-    value = 0.31425 * math.exp(-0.2285**2)
-    assert reward[0].item() == pytest.approx(0.1 * value - 0.01 * 1.25 / 4)
-    assert info["episode"]["objective"].tolist() == pytest.approx([value, 1.0])
-
-
-def test_moat_objective_is_the_final_value_and_not_negative():
-    env, _ = started("Moat", num_envs=3)
-    env.position.copy_(torch.tensor([[4.3, 0, 0, 0], [5.0, 0, 0, 0], [3.2, 0.5, 0, 0]]))
-    env.velocity.zero_()
-    env.episode_step.fill_(127)
-    _, _, _, truncated, info = env.step(torch.zeros(3, 4))
-    assert truncated.all()
-    assert info["episode"]["objective"].tolist() == pytest.approx([16.0, 0.0, 8.0 * math.exp(-0.25)])
-
-
-def test_moat_starts():
-    env, obs = started("Moat", num_envs=4_000)
-    position = obs[:, :4]
-    assert position.mean(0).abs().max() < 0.01 and (position.std(0) - 0.1).abs().max() < 0.005
-    assert (obs[:, 4:8] == 0.0).all()
-    assert (obs[:, 8] == -1.0).all()
-
-
-# ---------------------------------------------------------------- staggered first episodes
-
-
-def staggered(env_id, num_envs):
-    env = envs.make(env_id, num_envs, training=True)
-    return env, env.reset()
-
-
-@pytest.mark.parametrize("env_id", [env_id for env_id in ENV_IDS if not env_id.endswith("HeldStarts")])
-def test_staggering_changes_nothing_but_the_clock(env_id):
-    env, _ = staggered(env_id, 4)
-    state, in_phase = env.state_dict(), started(env_id)[0].state_dict()
-    clock, shortened = state.pop("episode_step"), state.pop("shortened")
-    assert clock.tolist() == [int(share * env.max_episode_steps) for share in (0.0, 0.618034, 0.236068, 0.854102)]
-    assert shortened.tolist() == [False, True, True, True]
-    assert not in_phase.pop("episode_step").any() and not in_phase.pop("shortened").any()
-    torch.testing.assert_close(state, in_phase, rtol=0.0, atol=0.0)
-
-
-def test_without_a_time_limit_no_first_episode_is_shortened(monkeypatch):
-    monkeypatch.setattr(envs.find_class("Moat"), "max_episode_steps", sys.maxsize)
-    env, _ = staggered("Moat", 4)
-    assert not env.shortened.any() and not env.episode_step.any()
-
-
-def test_shortened_episodes_end_and_do_not_count():
-    env, obs = staggered("Moat", 96)
-    clock, lengths, counted = env.episode_step.clone(), [[] for _ in range(96)], [[] for _ in range(96)]
-    assert torch.equal(obs[:, 8], 2.0 * clock / 128 - 1.0)
-    for _ in range(3 * 128):
-        _, _, terminated, truncated, info = env.step(torch.zeros(96, 4))
-        assert not terminated.any()
-        for found, mask in ((lengths, truncated), (counted, info["episode"]["done"])):
-            for i in mask.nonzero().flatten().tolist():
-                found[i].append(int(info["episode"]["length"][i]))
-    for i in range(96):
-        assert lengths[i] == [128 - clock[i], 128, 128] and counted[i] == lengths[i][clock[i] > 0 :]
-    env.reset()
-    assert torch.equal(env.episode_step, clock) and torch.equal(env.shortened, clock > 0)
-
-
-def test_shortened_episodes_do_not_count_when_they_fail():
-    env, _ = staggered(DRIFT, 4)
-    env.position[:] = 2.0
-    _, _, terminated, _, info = env.step(torch.zeros(4, 2))
-    assert terminated.all() and info["episode"]["done"].tolist() == [True, False, False, False]
-    env.position[:] = 2.0
-    assert env.step(torch.zeros(4, 2))[4]["episode"]["done"].all()
-
-
-def test_a_state_within_shortened_episodes_continues_exactly():
-    env, other = staggered("Moat", 96)[0], started("Moat", 96)[0]
-    moves = actions(env, 200)
-    for action in moves[:50]:
-        env.step(action)
-    other.load_state_dict(env.state_dict())
-    for action in moves[50:]:
-        assert_same(env.step(action), other.step(action))
-
-
-@pytest.mark.parametrize("env_id", ["AllegroHand", "AllegroKukaRegrasping", "FrankaCubePush"])
-def test_the_task_s_own_statistics_leave_shortened_episodes_out(env_id):
-    env, _ = staggered(env_id, 4)
-    env.episode_step[:] = env.max_episode_steps - 1
-    _, _, terminated, truncated, info = env.step(actions(env, 1)[0])
-    assert (terminated | truncated).all()
-    assert env.finished_term_sums.any(1).tolist() == [True, False, False, False] == info["episode"]["done"].tolist()
-
-
-@pytest.mark.parametrize("num_envs, num_agents", [(3_072, 1), (3_072, 6), (3_072, 48), (1_024, 64), (64, 1)])
-def test_clocks_are_spread_evenly_over_every_block(num_envs, num_agents):
-    phase = staggered("Moat", num_envs)[0].episode_step
-    assert phase.min() >= 0 and phase.max() < 128
-    n = num_envs // num_agents
-    for first in {0, 1, n // 2, num_envs - n} | {k * n for k in range(num_agents)}:  # the agents' blocks and others
-        block = phase[first : first + n].sort().values
-        if len(block) < n:
-            continue
-        gaps = torch.cat([block[1:], block[:1] + 128]) - block
-        assert gaps.max() <= 2.7 * 128 / n + 1  # at most 1 + golden ratio times the even gap, in whole steps
-        quarters = (block // 32).bincount(minlength=4)
-        assert (quarters - n / 4).abs().max() <= 2
+    assert str(tmp_path) not in sys.modules["av"].__path__
