@@ -12,7 +12,7 @@ import sys
 import time
 from fractions import Fraction
 from types import SimpleNamespace
-from typing import Optional, Tuple
+from typing import Literal, Optional, Tuple
 
 import envs  # before torch: Isaac Gym must be imported first
 import harness
@@ -37,7 +37,7 @@ class Args:
     """agents to film; none: the leader"""
     seed: int = 1_000_000
     """random seed of the environments and the action noise"""
-    engine: str = "auto"
+    engine: Literal["auto", "mujoco", "warp", "isaacgym"] = "auto"
     """physics engine, may differ from the one used in training; auto: warp on a GPU if installed, else mujoco"""
     cuda: bool = True
     """use the GPU if there is one"""
@@ -79,10 +79,9 @@ def make_agent(saved, script, env, device):
 
 
 class Player:
-    """Acts with one agent (id) in each environment, remembering the LSTM's state."""
+    """Acts with agent ids[i] in environment i, remembering the LSTM's state. ids (N,)."""
 
     def __init__(self, agent, ids, deterministic):
-        """ids (N,): the agent of each environment."""
         self.agent, self.deterministic, num_envs = agent, deterministic, len(ids)
         self.ids = (ids[None],) if hasattr(agent, "latents") else ()  # ppo.py has one agent
         self.dones = torch.ones(1, num_envs, dtype=torch.bool, device=ids.device)
@@ -181,7 +180,7 @@ def main(argv=None):
     if args.video and not args.video.endswith((".mp4", ".gif", ".webp")):
         harness.refuse("--video", args.video, "must end with .mp4, .gif or .webp")
     saved, script = load(args.run)
-    num_agents, _ = agents_of(saved)
+    num_agents = saved["args"].get("num_agents", 1)
     for k in args.agents:
         if not 0 <= k < num_agents:
             harness.refuse("--agents", k, f"must be between 0 and {num_agents - 1}")
