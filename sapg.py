@@ -46,6 +46,14 @@ class Args:
     """use the GPU if there is one"""
     checkpoint_interval: float = 10.0
     """minutes between checkpoints; 0: only at the end and when stopped"""
+    exp_name: Optional[str] = None
+    """name of the run's folder, in place of the script's"""
+    track: bool = False
+    """log to Weights & Biases too (pip install wandb; offline with WANDB_MODE=offline)"""
+    wandb_project_name: str = "epo"
+    """project of Weights & Biases"""
+    capture_video: bool = False
+    """film the leader at every checkpoint, for TensorBoard (see evaluate.py)"""
     resume: Optional[str] = None
     """run folder or checkpoint file to resume, with its flags; a few may change, see docs/running.md"""
 
@@ -470,12 +478,10 @@ def main(argv=None):
             **{f"charts/{name}": value for name, value in info["metrics"].items()},
             **episodes.end_iteration(),
             "charts/reward_per_step": rewards.mean() / args.reward_scale,
-            "charts/action_std": action_std[0],
-            "charts/action_std_max": action_std.max(),
+            "charts/action_std": action_std[0], "charts/action_std_max": action_std.max(),
             "charts/learning_rate": group["lr"],
             **losses,
-            "losses/approx_kl": kl,
-            "losses/explained_variance": explained_variance,
+            "losses/approx_kl": kl, "losses/explained_variance": explained_variance,
             **harness.population_scalars(agent, episodes),  # SAPG
             **diagnosis,
             "perf/rollout_s": update_start - rollout_start,

@@ -19,10 +19,7 @@ def refuse(flag, value, reason):
 
 
 def save_checkpoint(path, checkpoint):
-    """Write a dict of tensors, numbers and strings to `path`, and keep the file before as *_previous.pt.
-
-    A killed process or a full disk leaves the old file as it was: the new one replaces it when it is on the disk.
-    """
+    """Write tensors, numbers and strings to `path`, which is replaced in one step; the one before is *_previous.pt."""
     with open(path + ".tmp", "wb") as file:
         torch.save(checkpoint, file)
         file.flush()
@@ -33,10 +30,7 @@ def save_checkpoint(path, checkpoint):
 
 
 def load_checkpoint(path, flag="--resume"):
-    """The checkpoint of a run's folder, or the one in a file: plain tensors and numbers, no code.
-
-    Ends with one line that names `flag` where there is none.
-    """
+    """The checkpoint of a run's folder, or the one in a file; `flag` is refused where there is none."""
     path = os.path.join(path, "checkpoint.pt") if os.path.isdir(path) else path
     if not os.path.isfile(path):
         refuse(flag, path, "no such file")

@@ -34,15 +34,19 @@ def diagnose(iteration, agent, batch, args):
     shown = torch.linspace(0, args.num_agents - 1, min(args.num_agents, 9)).round().long().tolist()
     kls = kl_matrix(agent, on, shown, args.num_agents)
     log_ratios = log_ratio({**on, "agent_ids": torch.full_like(on["agent_ids"], LEADER)})
-    spread = agent.latents.std(0, unbiased=False).mean()
-    values = {"population/kl_matrix": kl_image(kls), "population/latent_spread": spread}
+    shade = ((kls.clamp(1e-3, 1e2).log10() + 3) / 5).cpu()  # black 1e-3 to white 100 nats, on a log scale
+    values = {
+        "population/kl_matrix": shade.repeat_interleave(24, 0).repeat_interleave(24, 1).expand(3, -1, -1),
+        "population/latent_spread": agent.latents.std(0, unbiased=False).mean(),
+    }
     if args.num_agents > 1:
         deviation, ess = importance_statistics(log_ratios, args.num_agents)
+        nearest = (kls + torch.diag(torch.full_like(kls[0], math.inf))).argmin(1)  # other agent, of each row
         values.update({
             "population/is_ratio_deviation": deviation[LEADER + 1 :].mean(),
             "population/is_log_ratio_median": log_ratios[:, columns // args.num_agents :].abs().median(),
             "population/ess_rate": ess,
-            "population/leader_is_nearest": (nearest_agents(kls)[1:] == LEADER).float().mean(),
+            "population/leader_is_nearest": (nearest[1:] == LEADER).float().mean(),
             "population/kl_to_leader": kls[1:, LEADER].mean(),
         })
     if off["obs"].shape[1]:
@@ -54,10 +58,7 @@ def diagnose(iteration, agent, batch, args):
 
 
 def importance_statistics(log_ratios, num_agents):
-    """log_ratios (T, N) of the leader to who acted -> mean |1 - w| per agent (A,) and ESS / (T N) (CPO Table 2, Eq. 5).
-
-    The leader's own rows, w = 1, are among them.
-    """
+    """log_ratios (T, N) of the leader to who acted -> mean |1 - w| of each (A,); ESS / (T N) (CPO Table 2, Eq. 5)."""
     w = log_ratios.double().exp()
     return (1 - w).abs().view(len(w), num_agents, -1).mean((0, 2)), w.sum() ** 2 / w.square().sum() / w.numel()
 
@@ -73,41 +74,24 @@ def kl_matrix(agent, rows, agents, num_agents):
     return torch.stack(matrix)
 
 
-def nearest_agents(kls):
-    """For each row of the KL matrix (K, K) the column of the nearest other agent (K,)."""
-    return (kls + torch.diag(torch.full_like(kls[0], math.inf))).argmin(1)
-
-
-def kl_image(kls, cell=24):
-    """The KL matrix (K, K) as a grey image (3, K cell, K cell), black 1e-3 to white 100 nats, on a log scale.
-
-    First row and column are the leader's (CPO Fig. 4).
-    """
-    shade = ((kls.clamp(1e-3, 1e2).log10() + 3) / 5).cpu()
-    return shade.repeat_interleave(cell, 0).repeat_interleave(cell, 1).expand(3, -1, -1)
-
-
 def population_scalars(agent, episodes):
     """The agents' objectives beside the leader's, and how far their latents are from its own."""
     objectives = episodes.means[2]
     return {
         "population/objectives": objectives.tolist(),
-        "population/objective_median": objectives.quantile(0.5),
-        "population/objective_worst": objectives.min(),
+        "population/objective_median": objectives.nanquantile(0.5),
+        "population/objective_worst": objectives.nanquantile(0.0),
         "population/latent_distance": (agent.latents[1:] - agent.latents[LEADER]).norm(dim=1).mean(),
     }
 
 
 class LineageStats:
-    """What becomes of the genetic algorithm's children: does fitness say anything about the genome?
-
-    Fitness counts relative to the followers' mean at the time, so that everybody's progress is not taken for heredity.
-    """
+    """What becomes of the genetic algorithm's children. Fitness is relative to the followers' mean at the time."""
 
     def __init__(self):
         self.generation = 0
         self.pending = {}  # child's id -> fitness of the agent it replaced, mean of its parents'
-        self.completed = []  # (child's fitness, fitness of the agent it replaced, mean of its parents')
+        self.completed = []  # of the last 1,000: (child's fitness, that of the agent it replaced, mean of its parents')
 
     def complete(self, fitness):
         """fitness (A,): once it is known for all followers (not NaN), the pending children have theirs."""
@@ -115,7 +99,7 @@ class LineageStats:
             return
         fitness = fitness - fitness[LEADER + 1 :].mean()
         self.completed += [(fitness[child].item(), *before) for child, before in self.pending.items()]
-        self.pending = {}
+        self.completed, self.pending = self.completed[-1_000:], {}
 
     def record(self, lineage, fitness):
         """lineage: [(child, parent, parent), ...]; fitness (A,) that they were selected by. Returns the log's text."""
@@ -128,17 +112,14 @@ class LineageStats:
     def scalars(self):
         """Generations so far; share of children fitter than the agent they replaced; correlation with their parents.
 
-        NaN where too few children have a fitness. Where fitness is noise the correlation is 0, but the share is about
-        1 - 1 / A: the agent replaced was the worst, if only by chance.
+        Where fitness is noise the correlation is 0, but the share about 1 - 1 / A: the worst were replaced by chance.
         """
         child, replaced, parents = np.array(self.completed).reshape(-1, 3).T
         spread = len(child) > 2 and child.std() * parents.std() > 0
         success = (child > replaced).mean() if len(child) else math.nan
-        correlation = np.corrcoef(child, parents)[0, 1] if spread else math.nan
-        return {
-            "evolution/generation": self.generation, "evolution/child_success": success,
-            "evolution/heritability": correlation,
-        }  # fmt: skip
+        heritability = np.corrcoef(child, parents)[0, 1] if spread else math.nan
+        values = dict(generation=self.generation, child_success=success, heritability=heritability)
+        return {f"evolution/{name}": value for name, value in values.items()}
 
     def state_dict(self):
         return dict(vars(self))

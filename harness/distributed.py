@@ -1,7 +1,7 @@
-"""Several processes, one run: what they average, share and gather. In a single process all of it changes nothing.
+"""Several processes (W), one run: what they average, share and gather. In a single process it changes nothing.
 
-torchrun starts the processes and sets RANK, WORLD_SIZE (here W) and LOCAL_RANK. Each has the same network and an equal
-block of every agent's environments, so a mean over all environments is the mean of the processes' means.
+torchrun starts them. Each has the same network and an equal block of every agent's environments, so a mean over all
+environments is the mean of the processes' means.
 """
 
 import io
@@ -80,7 +80,7 @@ def average(x):
 
 def broadcast(x):
     """A tensor of rank 0."""
-    return total(x if RANK == 0 else torch.zeros_like(x))
+    return of_each(x)[0]
 
 
 def of_each(x):

@@ -23,10 +23,9 @@ POSITIVE = (
 
 
 def parse_args(Args, tuned, check_args=None, argv=None):
-    """Parse the command line. Flags that are not given come from the checkpoint (--resume) or from the task's rows.
+    """Args, with defaults from the checkpoint (--resume) or the task's row of `tuned`; and the checkpoint, or None.
 
-    tuned: the script's table of hyperparameters.py; without a GPU the task's row of CPU comes on top of it.
-    check_args(args): the script's own refusals. Returns args and the checkpoint, None for a new run.
+    tuned: the script's table of hyperparameters.py; check_args(args): the script's own refusals.
     """
     distributed.start()
     given = tyro.cli(Args, args=argv, add_help=False, return_unknown_args=True)[0]
@@ -45,7 +44,8 @@ def parse_args(Args, tuned, check_args=None, argv=None):
         blocks = getattr(given, "num_agents", 1) * distributed.WORLD_SIZE  # of equal size
         for row in (tuned_row, defaults):
             row["num_envs"] -= row["num_envs"] % max(1, min(blocks, row["num_envs"]))
-    args = tyro.cli(Args, args=argv, default=Args(**{name: defaults[name] for name in names if name in defaults}))
+    default = Args(**{name: defaults[name] for name in names if name in defaults})
+    args = tyro.cli(Args, args=argv, default=default, description=f"Tasks: {', '.join(envs.TASKS)}.")
     args.device = f"cuda:{distributed.LOCAL_RANK}" if on_gpu else "cpu"
     if on_gpu:
         torch.cuda.set_device(args.device)
@@ -94,9 +94,8 @@ def check_common_args(args):
     blocks = distributed.WORLD_SIZE * getattr(args, "num_agents", 1)
     if args.num_envs % blocks:
         refuse("--num-envs", args.num_envs, f"must be a multiple of {blocks}, agents times processes")
-    columns = args.num_envs // distributed.WORLD_SIZE
-    if args.num_minibatches > columns:
-        refuse("--num-minibatches", args.num_minibatches, f"must be at most {columns}, the environments of a process")
+    if args.num_minibatches > args.num_envs // distributed.WORLD_SIZE:
+        refuse("--num-minibatches", args.num_minibatches, "must be at most the environments of a process")
 
 
 def check_resumable(args, saved):
@@ -118,7 +117,5 @@ def make_env(args):
     engine = getattr(env, "engine_name", "its own")
     if engine == "mujoco" and args.device != "cpu":
         engine += " on the CPU (for MuJoCo Warp on the GPU: pip install -r requirements-gpu.txt)"
-    threads, processes = torch.get_num_threads(), distributed.WORLD_SIZE
-    workers = f"{processes} processes, " * (processes > 1) + f"{threads} thread{'s' * (threads > 1)}"
-    print(f"{args.env_id}: engine {engine}, {args.device}, {workers}, {args.num_envs:,} environments", flush=True)
+    print(f"{args.env_id}: engine {engine}, {args.device}, {args.num_envs:,} environments", flush=True)
     return env

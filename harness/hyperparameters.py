@@ -4,28 +4,29 @@ Sources: SAPG Tables 2-4, EPO B.2 and CPO Tables 3-6, the released code where it
 and Cartpole, rl_games for EnvPool. A flag on the command line wins over its row. Without a GPU `CPU` comes on top.
 """
 
+from envs import TASKS  # before torch: Isaac Gym must be imported first
+
 
 def merge(*tables):
     """Tables laid over each other row by row; later ones win."""
     return {task: {k: v for table in tables for k, v in table.get(task, {}).items()} for t in tables for task in t}
 
 
-PAPER_NUM_ENVS = 24_576
 ALLEGRO_KUKA = dict(
-    num_envs=PAPER_NUM_ENVS, total_timesteps=10_000_000_000, num_steps=16, num_minibatches=4, update_epochs=2,
+    num_envs=24_576, total_timesteps=10_000_000_000, num_steps=16, num_minibatches=4, update_epochs=2,
     learning_rate=1e-4, kl_threshold=0.016, clip_coef=0.1, vf_coef=4.0, bounds_coef=1e-4, reward_scale=0.01,
     hidden_sizes=(768, 512, 256), lstm=True, lstm_size=768,
 )  # fmt: skip
 IN_HAND = dict(
-    num_envs=PAPER_NUM_ENVS, total_timesteps=10_000_000_000, num_steps=8, num_minibatches=2, update_epochs=5,
+    num_envs=24_576, total_timesteps=10_000_000_000, num_steps=8, num_minibatches=2, update_epochs=5,
     learning_rate=5e-4, kl_threshold=0.016, clip_coef=0.2, vf_coef=4.0, bounds_coef=1e-4, reward_scale=0.01,
 )  # fmt: skip
 LOCOMOTION = dict(
-    num_envs=PAPER_NUM_ENVS, total_timesteps=5_000_000_000, num_steps=8, num_minibatches=2, update_epochs=5,
+    num_envs=24_576, total_timesteps=5_000_000_000, num_steps=8, num_minibatches=2, update_epochs=5,
     kl_threshold=0.008, clip_coef=0.2, vf_coef=4.0, bounds_coef=1e-4, hidden_sizes=(768, 512, 256),
 )  # fmt: skip
 FRANKA_CUBE = dict(
-    num_envs=PAPER_NUM_ENVS, total_timesteps=5_000_000_000, num_steps=16, num_minibatches=4, update_epochs=8,
+    num_envs=24_576, total_timesteps=5_000_000_000, num_steps=16, num_minibatches=4, update_epochs=8,
     learning_rate=5e-4, kl_threshold=0.008, clip_coef=0.2, vf_coef=4.0, bounds_coef=1e-4,
     hidden_sizes=(256, 128, 64), lstm=True, lstm_size=256,
 )  # fmt: skip
@@ -36,14 +37,9 @@ RL_GAMES = dict(  # its configurations for EnvPool's MuJoCo tasks; minibatches o
 TOY = dict(  # ours
     num_envs=3_072, num_steps=16, num_minibatches=4, update_epochs=2, kl_threshold=0.016, hidden_sizes=(64, 64),
 )  # fmt: skip
-STARTS = ("", "HeldStarts")
-OBSTACLES = ("", "Barrier", "Hole", "Partition")
 PPO = {
     "AllegroHand": dict(IN_HAND, hidden_sizes=(512, 256, 128)),
-    **{f"AllegroKuka{task}{starts}": ALLEGRO_KUKA for task in ("Regrasping", "Reorientation") for starts in STARTS},
-    "AllegroKukaThrow": ALLEGRO_KUKA,
-    "AllegroKukaTwoArmsRegrasping": ALLEGRO_KUKA,
-    **{f"AllegroKukaTwoArmsReorientation{obstacle}": ALLEGRO_KUKA for obstacle in OBSTACLES},
+    **{task: ALLEGRO_KUKA for task in TASKS if task.startswith("AllegroKuka")},
     "Ant": dict(
         num_envs=4_096, total_timesteps=100_000_000, num_steps=16, num_minibatches=2, update_epochs=4,
         learning_rate=3e-4, kl_threshold=0.008, clip_coef=0.2, vf_coef=2.0, bounds_coef=1e-4, reward_scale=0.01,
@@ -62,14 +58,7 @@ PPO = {
     "Moat": dict(TOY, total_timesteps=6_000_000),
     "ShadowHand": dict(IN_HAND, hidden_sizes=(512, 512, 256, 128)),
     "envpool:Ant-v5": dict(RL_GAMES, total_timesteps=8_192_000, update_epochs=4, clip_vloss=True),
-    "envpool:HalfCheetah-v5": dict(
-        RL_GAMES, total_timesteps=16_384_000, num_steps=256, num_minibatches=8, learning_rate=5e-4, vf_coef=4.0,
-        reward_scale=1.0, hidden_sizes=(128, 64, 32),
-    ),
     "envpool:Hopper-v5": dict(RL_GAMES, total_timesteps=4_096_000, learning_rate=5e-4),
-    "envpool:HumanoidRun-v1": dict(RL_GAMES, total_timesteps=32_768_000, num_steps=128, num_minibatches=4),  # ours
-    "envpool:SpotFlatTerrainJoystick-v1": dict(RL_GAMES, total_timesteps=10_000_000, num_steps=128, num_minibatches=8,
-        gamma=0.97, clip_vloss=True, reward_scale=1.0),  # ours, the discount is Playground's
     "envpool:Walker2d-v5": dict(RL_GAMES, total_timesteps=8_192_000, num_steps=128, num_minibatches=4),
 }  # fmt: skip
 # Ours. Enough environments for 6 to 64 agents, minibatches of 1,024 rows, the papers' entropy bonus for locomotion
@@ -78,15 +67,13 @@ POPULATION = dict(
 )  # fmt: skip
 SAPG = merge(PPO, {
     # half of CPO's 0.005; with two arms of 0.002, as released
-    **{f"AllegroKukaReorientation{starts}": dict(max_ent_coef=0.0025) for starts in STARTS},
-    **{f"AllegroKukaTwoArmsReorientation{obstacle}": dict(max_ent_coef=0.001) for obstacle in OBSTACLES},
+    **{task: dict(max_ent_coef=0.0025) for task in PPO if task.startswith("AllegroKukaReorientation")},
+    **{task: dict(max_ent_coef=0.001) for task in PPO if task.startswith("AllegroKukaTwoArms")},
     **{task: dict(max_ent_coef=0.001) for task in ("Anymal", "Humanoid")},
     **{task: dict(max_ent_coef=0.0025) for task in ("FrankaCubePush", "FrankaCubeStack", "ShadowHand")},
     "Grasp": dict(max_ent_coef=0.005),  # ours
     "Moat": dict(max_ent_coef=0.025),  # ours
-    **{f"envpool:{task}-v5": POPULATION for task in ("Ant", "HalfCheetah", "Hopper", "Walker2d")},
-    **{f"envpool:{task}-v1": dict(POPULATION, num_envs=192, num_steps=64, num_minibatches=12)  # they need much memory
-       for task in ("HumanoidRun", "SpotFlatTerrainJoystick")},
+    **{f"envpool:{task}-v5": POPULATION for task in ("Ant", "Hopper", "Walker2d")},
 })  # fmt: skip
 CPO = merge(SAPG, {  # CPO Tables 3-6
     "AllegroHand": dict(awac_coef=0.0005, awac_temperature=0.1, adversarial_coef=0.001),

@@ -4,6 +4,7 @@ import inspect
 import math
 import os
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -14,11 +15,13 @@ import envs  # noqa: F401, before torch: Isaac Gym must be imported first
 import numpy as np
 import torch
 import torch.nn as nn
+from tensorboard.compat.proto.summary_pb2 import Summary
 from torch.utils.tensorboard import SummaryWriter
 
 from harness import distributed
 from harness.checkpoints import lock_folder, random_state, save_checkpoint, seed_everything, set_random_state
 
+EVALUATE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "evaluate.py")
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)  # USR1: Slurm's warning before the time limit
 
 
@@ -41,7 +44,7 @@ class Run:
             seed_everything((args.seed + distributed.SEED_OFFSET) % 2**32)
         else:
             task = args.env_id.replace(":", "-").replace("/", "-")
-            folder = f"runs/{task}__{self.script}__{args.seed}__{int(time.time())}"
+            folder = f"runs/{task}__{args.exp_name or self.script}__{args.seed}__{int(time.time())}"
             if saved:
                 folder = args.resume if os.path.isdir(args.resume) else os.path.dirname(args.resume)
             self.folder = os.path.abspath(folder)  # an environment may change the directory
@@ -50,14 +53,18 @@ class Run:
         if saved:
             self.load(saved)
         if distributed.RANK == 0:
-            # what was logged after the checkpoint is logged again
-            self.writer = SummaryWriter(self.folder, purge_step=self.global_step + 1 if saved else None)
+            if args.track:  # before the writer, which it watches
+                import wandb
+
+                options = dict(config=vars(args), sync_tensorboard=True)
+                wandb.init(project=args.wandb_project_name, name=os.path.basename(self.folder), **options)
+            self.writer = SummaryWriter(self.folder, purge_step=self.global_step + 1)  # what a resumed run logs again
             rows = "\n".join(f"|{key}|{value}|" for key, value in vars(args).items())
             self.writer.add_text("hyperparameters", f"|flag|value|\n|-|-|\n{rows}", self.global_step)
         self.saved_time = time.monotonic()
         self.clock = [(self.saved_time, self.global_step)]  # of the iterations of the last minute
-        numbers = [number for number in SIGNALS if signal.getsignal(number) != signal.SIG_IGN]  # nohup ignores SIGHUP
-        self.handlers = {number: signal.signal(number, self.stop) for number in numbers}
+        # nohup ignores SIGHUP
+        self.handlers = {n: signal.signal(n, self.stop) for n in SIGNALS if signal.getsignal(n) != signal.SIG_IGN}
 
     def stop(self, signum, frame):
         """The first signal ends the run after this iteration, with a checkpoint; a second one ends it at once."""
@@ -80,9 +87,8 @@ class Run:
                 if isinstance(value, torch.optim.Optimizer):
                     check_moments(value, loaded, self.state["agent"])
                 value.load_state_dict(loaded)
-            else:
-                for tensor in getattr(value, "curriculum", ()):
-                    getattr(value, tensor).copy_(loaded[tensor])
+            for tensor in getattr(value, "curriculum", ()):
+                getattr(value, tensor).copy_(loaded[tensor])
         self.iteration = self.saved_iteration = saved["iteration"]
         self.global_step = saved["global_step"]
         if same or distributed.RANK == 0:
@@ -90,6 +96,9 @@ class Run:
 
     def check_finite(self, iteration, tensors):
         """Raises FloatingPointError with the name of the first tensor (name -> tensor) that is not finite."""
+        largest = tensors["rewards"].abs().max()
+        if iteration == 1 and 0.0 < largest < 1e-3:
+            print(f"rewards are at most {largest:.0e}, lost beside the normalisers' floors: raise --reward-scale")
         extremes = torch.stack([x for tensor in tensors.values() for x in tensor.aminmax()])  # NaN where any is
         if not extremes.isfinite().all():
             first = next(name for name, tensor in tensors.items() if not tensor.isfinite().all())
@@ -98,9 +107,8 @@ class Run:
     def checkpoint(self, iteration, global_step):
         """Save every --checkpoint-interval minutes, at the end, and when a signal has come."""
         minutes, interval = (time.monotonic() - self.saved_time) / 60.0, self.args.checkpoint_interval or math.inf
-        # a signal to any process; one that comes after this waits for the next iteration
-        seen = distributed.of_each(torch.tensor([self.signum, minutes >= interval])).amax(0)
-        self.stopping, due = seen.tolist()
+        # of any process; a signal that comes after this waits for the next iteration
+        self.stopping, due = distributed.of_each(torch.tensor([self.signum, minutes >= interval])).amax(0).tolist()
         if not (due or self.stopping or iteration == self.args.num_iterations):
             return
         own = {name: value for name, value in self.state.items() if not distributed.is_shared(value)}
@@ -113,6 +121,17 @@ class Run:
             }  # fmt: skip
             self.attempt("checkpoint", save_checkpoint, os.path.join(self.folder, "checkpoint.pt"), checkpoint)
             self.saved_iteration = iteration
+            if self.args.capture_video:
+                self.attempt("film", self.film, global_step)
+
+    def film(self, step):
+        """Let evaluate.py film the leader as it was saved, and show the film among TensorBoard's images."""
+        path = os.path.join(self.folder, "leader.gif")
+        if subprocess.run([sys.executable, EVALUATE, self.folder, "--video", path]).returncode:
+            raise OSError("evaluate.py failed")
+        with open(path, "rb") as file:
+            value = Summary.Value(tag="charts/leader", image=Summary.Image(encoded_image_string=file.read()))
+        self.writer.file_writer.add_summary(Summary(value=[value]), step)
 
     def attempt(self, what, write, *inputs, **options):
         """Call write(*inputs, **options). What a full disk refuses is reported once, and training goes on."""
@@ -125,10 +144,7 @@ class Run:
             self.failing.add(what)
 
     def log(self, iteration, global_step, values):
-        """Log values, name -> number, tensor (its mean), list (a histogram), image (3, H, W) or text; print a line.
-
-        Numbers are means over the processes, the others are rank 0's.
-        """
+        """Log values, name -> number, tensor (its mean), list (a histogram), image (3, H, W) or text; print a line."""
         self.iteration, self.global_step, now = iteration, global_step, time.monotonic()
         self.clock = [(t, step) for t, step in self.clock if now - t < 60.0] or self.clock[-1:]
         speed = (global_step - self.clock[0][1]) / (now - self.clock[0][0])
@@ -160,18 +176,14 @@ class Run:
 
     def describe(self, numbers, speed):
         """The terminal's line: return and objective of one agent; of a population, its agents' objectives."""
-        objective, best = numbers["charts/leader_objective"], numbers["charts/best_agent_objective"]
+        objective, age = numbers["charts/leader_objective"], numbers["charts/leader_age"]
+        result = f"return {numbers['charts/leader_return']:9.2f} | objective {objective:7.2f}"
         if not math.isfinite(objective):
             result = f"no whole episode of the leader yet, reward per step {numbers['charts/reward_per_step']:.4f}"
-        elif "population/objective_median" not in numbers:
-            result = f"return {numbers['charts/leader_return']:9.2f} | objective {objective:7.2f}"
-        else:
-            source = f"{numbers['charts/leader_episodes']:.0f} episodes"
-            if numbers["charts/leader_age"]:
-                source = f"{numbers['charts/leader_age']:.0f} iterations ago"
-            median = numbers["population/objective_median"]
-            middle = f"median {median:.2f}, " if math.isfinite(median) else ""  # not before every agent has an episode
-            result = f"objective: leader {objective:.2f} ({source}), {middle}best {best:.2f}"
+        elif "population/objective_median" in numbers:
+            source = f"{age:.0f} iterations ago" if age else f"{numbers['charts/leader_episodes']:.0f} episodes"
+            median, best = numbers["population/objective_median"], numbers["charts/best_agent_objective"]
+            result = f"objective: leader {objective:.2f} ({source}), median {median:.2f}, best {best:.2f}"
         if "evolution/generation" in numbers:
             result += f" | {numbers['evolution/generation']:.0f} generations"
         steps = self.args.num_iterations * self.args.num_envs * self.args.num_steps
@@ -182,6 +194,7 @@ class Run:
         """End the run: status 128 + the signal that stopped it, 1 if the last checkpoint could not be written."""
         for number, handler in self.handlers.items():
             signal.signal(number, handler)
+        distributed.finish()
         if distributed.RANK == 0:
             self.attempt("log", self.writer.close)
             self.lock.close()
@@ -189,7 +202,6 @@ class Run:
                 sys.exit("the last checkpoint could not be written")
             if self.stopping:
                 print(f"stopped; to go on: --resume {self.folder}", flush=True)
-        distributed.finish()
         if self.stopping:
             sys.exit(128 + self.stopping)
 
@@ -197,12 +209,10 @@ class Run:
 class EpisodeStatistics(nn.Module):
     """Return, length and objective of the episodes that finish, per agent."""
 
-    KEYS = ("return", "length", "objective")
-
     def __init__(self, num_envs, num_agents, device):
         super().__init__()
         self.register_buffer("counts", torch.zeros(num_envs, device=device))  # of this iteration's episodes
-        self.register_buffer("sums", torch.zeros(3, num_envs, device=device))  # of KEYS, over these episodes
+        self.register_buffer("sums", torch.zeros(3, num_envs, device=device))  # of return, length, objective
         # of each agent's episodes in the latest iteration that had any, and how many iterations ago that was
         self.register_buffer("means", torch.full((3, num_agents), math.nan, device=device))
         self.register_buffer("ages", torch.zeros(num_agents, device=device))
@@ -210,7 +220,8 @@ class EpisodeStatistics(nn.Module):
     def record(self, episode):
         """episode: `info["episode"]` of a step, done (N,) and return, length, objective (N,)."""
         self.counts += episode["done"]
-        self.sums += torch.where(episode["done"], torch.stack([episode[key] for key in self.KEYS]), 0.0)
+        values = torch.stack([episode[key] for key in ("return", "length", "objective")])
+        self.sums += torch.where(episode["done"], values, 0.0)
 
     def end_iteration(self):
         """Scalars of the episodes that finished since the last call; an agent without any keeps its last means."""
@@ -219,14 +230,14 @@ class EpisodeStatistics(nn.Module):
         sums = distributed.total(self.sums.view(3, num_agents, -1).sum(2))  # (3, A)
         self.means = torch.where(counts > 0, sums / counts, self.means)
         self.ages = torch.where(counts > 0, 0.0, self.ages + 1.0)
-        over_all = sums.sum(1) / counts.sum()
+        episodic_return, length, objective = sums.sum(1) / counts.sum()
         self.counts.zero_()
         self.sums.zero_()
         return {
             "charts/episodes": counts.sum(),
-            "charts/episodic_return": over_all[0],
-            "charts/episodic_length": over_all[1],
-            "charts/objective": over_all[2],
+            "charts/episodic_return": episodic_return,
+            "charts/episodic_length": length,
+            "charts/objective": objective,
             "charts/leader_return": self.means[0, 0],
             "charts/leader_objective": self.means[2, 0],
             "charts/leader_episodes": counts[0],
@@ -241,12 +252,10 @@ def check_moments(optimizer, saved, agent):
     for index, parameter in enumerate(p for group in optimizer.param_groups for p in group["params"]):
         for moment in saved["state"].get(index, {}).values():
             if moment.dim() and moment.shape != parameter.shape:
-                found, name = tuple(moment.shape), names.get(id(parameter), index)
-                raise ValueError(f"the optimizer's state of {name} is {found}, must be {tuple(parameter.shape)}")
+                raise ValueError(f"the optimizer's state of {names.get(id(parameter), index)} is {tuple(moment.shape)}")
 
 
 def state_dicts(state):
-    """What a checkpoint holds of `state` (name -> tensor or object), name -> copy or state_dict."""
     return {n: value.clone() if isinstance(value, torch.Tensor) else value.state_dict() for n, value in state.items()}
 
 

@@ -71,7 +71,7 @@ def visited_states(script, flags, num_states):
     (folder,) = set(pathlib.Path("runs").glob("*")) - before
     saved, module = evaluate.load(str(folder))
     num_agents, num_envs, seed = saved["args"].get("num_agents", 1), saved["args"]["num_envs"], saved["args"]["seed"]
-    env = evaluate.make_env(saved, num_envs, evaluate.Args(run=str(folder), seed=seed), "cpu")
+    env = evaluate.make_env(saved, num_envs, seed, "auto", "cpu")
     window, generator = env.max_episode_steps, torch.Generator().manual_seed(0)
     agent = evaluate.make_agent(saved, module, env, "cpu")
     player = evaluate.Player(agent, torch.arange(num_agents).repeat_interleave(num_envs // num_agents), False)

@@ -145,10 +145,10 @@ def coupling(env_id, total_timesteps, flags, more=()):
         final_share=0.4,  # single evaluations are noisy
         variants=(
             Variant("SAPG", "sapg.py"),
-            Variant("CPO, no imitation", "cpo.py", f"{cpo} --awac-coef 0"),
+            Variant("CPO without imitation", "cpo.py", f"{cpo} --awac-coef 0"),
             *(Variant(f"CPO({x})", "cpo.py", f"{cpo} --awac-temperature {x}") for x in (0.5, 0.05)),
             *(
-                Variant(f"CPO({x}), beta {beta}", "cpo.py", f"{cpo} --awac-temperature {x} --awac-coef {beta}")
+                Variant(f"CPO({x}) with beta {beta}", "cpo.py", f"{cpo} --awac-temperature {x} --awac-coef {beta}")
                 for x, beta in more
             ),
         ),
@@ -335,21 +335,6 @@ EXPERIMENTS = {
                 "5 epochs, less and less noise", "ppo.py", "--update-epochs 5 --ent-coef -0.001",
                 total_timesteps=48_000_000,
             ),
-        ),
-    ),
-    # Do Playground's quadrupeds learn in reach of two cores? The first one's preset, on two tasks
-    "spot": Experiment(
-        env_id="envpool:SpotFlatTerrainJoystick-v1",
-        total_timesteps=5_000_000,
-        seeds=range(1, 2),
-        flags="--num-envs 64 --num-steps 128 --num-minibatches 8 --learning-rate 3e-4 --kl-threshold 0.008 --vf-coef 2"
-        " --bounds-coef 0 --gamma 0.97",
-        tags=(RETURN, "charts/episodic_length"),
-        finals=(STD,),
-        evaluate=True,
-        variants=(
-            Variant("joystick", "ppo.py"),
-            Variant("gait tracking", "ppo.py", env_id="envpool:SpotJoystickGaitTracking-v1"),
         ),
     ),
     # rl_games' best of one seed: 3,485, 4,429, 5,186 (docs/ENVPOOL.md there)

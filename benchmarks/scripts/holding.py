@@ -69,13 +69,12 @@ def main(argv=None):
     parser.add_argument("--episodes", type=int, default=256)
     parser.add_argument("--seed", type=int, default=1_000_000)
     args = parser.parse_args(argv)
-    played = evaluate.Args(args.run, episodes=args.episodes, seed=args.seed)
     saved, script = evaluate.load(args.run)
     trained = f"{saved['args']['env_id']}, {saved['script']}.py, {saved['global_step']:,} steps"
     print(f"{trained}, {args.episodes} episodes\n")
     rows, term_rows = [], []
     for actions in ("sampled", "mean"):
-        env = evaluate.make_env(saved, args.episodes, played, "cpu")
+        env = evaluate.make_env(saved, args.episodes, args.seed, "auto", "cpu")
         if not isinstance(env, AllegroKukaBase):
             parser.error(f"{args.run}: of {saved['args']['env_id']}, which is no AllegroKuka task")
         agent = evaluate.make_agent(saved, script, env, "cpu")

@@ -68,7 +68,7 @@ def draw_runs(folders, tags, path):
 
 
 def quartiles(curves):
-    """curves: seed -> (steps, values). Returns the common steps in millions (K,) and the quartiles over seeds (3, K)."""
+    """curves: seed -> (steps, values). Returns common steps in millions (K,), quartiles over seeds (3, K)."""
     longest = max((steps for steps, _ in curves.values()), key=len)
     steps = longest[longest <= min(steps[-1] for steps, _ in curves.values())]
     values = np.stack([np.interp(steps, *curve) for curve in curves.values()])

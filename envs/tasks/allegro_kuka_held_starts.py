@@ -1,9 +1,8 @@
 """AllegroKuka with held starts, ours: a share of the training episodes begins with the object in the closed hand.
 
 Throwing the object pays the lift bonus at once, holding it pays only a policy that can hold already: these episodes
-show it what holding pays. They begin at any height above the table: from high ones the object can be brought to its
-goal, from low ones it is lifted first. Evaluation plays the original starts. All else is in allegro_kuka.py, shape
-letters too; S is the number of held states that an environment keeps.
+show it what holding pays. They begin at any height above the table, and count as lifted. Evaluation plays the original
+starts. All else is in allegro_kuka.py, shape letters too; S is the number of held states that an environment keeps.
 """
 
 import torch
@@ -13,8 +12,6 @@ from envs.rotations import rotate
 from envs.tasks.allegro_kuka import (
     ARM_SPEED,
     JOINTS_PER_ROBOT,
-    LIFT_OFFSET,
-    LIFT_THRESHOLD,
     NUM_ARM,
     OBJECT,
     AllegroKukaRegrasping,
@@ -71,12 +68,11 @@ class HeldStarts:
         if not (self.training and mask.any()):
             return
         held = mask & (self.held_count > 0) & (self.uniform(0.0, 1.0) < self.held_share)
-        drawn = (self.uniform(0.0, 1.0) * self.held_count).long().clamp(max=BANK_SIZE - 1)
+        drawn = (self.uniform(0.0, 1.0) * self.held_count).long()
         rows = torch.arange(self.num_envs, device=self.device)
         self.engine.set_state(held, self.held_qpos[rows, drawn], torch.zeros_like(self.engine.qvel))
         self.target = torch.where(held[:, None], self.held_target[rows, drawn], self.target)
-        high = self.engine.body_pos[:, OBJECT, 2] + LIFT_OFFSET > LIFT_THRESHOLD
-        self.lifted = self.lifted | (held & high)  # without a bonus; whoever lifts it from below gets one
+        self.lifted = self.lifted | held  # at any height: a bonus for a lift from the hand taught to throw
         self.closest_fingertip = torch.where(held[:, None], self.fingertip_distance(), self.closest_fingertip)
         self.closest_keypoint = torch.where(held, self.keypoint_distance(), self.closest_keypoint)
 

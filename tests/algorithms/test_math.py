@@ -321,6 +321,33 @@ def test_fitness_is_known_from_nine_tenths_of_the_environments(n):
         assert per_agent(fitness) == [known, NOT_KNOWN]
 
 
+def test_luck_alone_does_not_tell_a_child_from_the_other_followers():
+    """All are equally good, and good episodes are long: an episode goes on with probability 0.9 and scores its length.
+
+    Where a child alone begins anew, the 90 % of its episodes that finish first are its short ones.
+    """
+    num_agents, n = 8, 20
+    generator = torch.Generator().manual_seed(0)
+    relative, replaced_again = [], 0
+    for trial in range(100):
+        fitness, length = epo.Fitness(num_agents * n, num_agents, "cpu"), torch.zeros(num_agents * n)
+        begins, worst = torch.ones(num_agents * n, dtype=torch.bool), None
+        for generation in range(2):
+            while fitness.per_agent().isnan().any():
+                length = torch.where(begins, 1.0, length + 1.0)
+                ends = torch.rand(num_agents * n, generator=generator) < 0.1
+                fitness.record(begins, {"done": ends, "objective": length})
+                begins = ends
+            child, scores = worst, fitness.per_agent()
+            worst = scores.argmin().item()
+            fitness.begin_generation()
+        relative.append((scores[child] / scores.mean()).item())
+        replaced_again += worst == child
+    relative = torch.tensor(relative)
+    assert (relative.mean() - 1.0).abs() < 3.0 * relative.std() / math.sqrt(100)
+    assert replaced_again / 100 < 1 / num_agents + 3.0 * math.sqrt(1 / num_agents * (1 - 1 / num_agents) / 100)
+
+
 # ---------------------------------------------------------------- the papers' tables
 
 
