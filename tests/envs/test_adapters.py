@@ -90,13 +90,6 @@ def test_no_dummy_transition_reaches_the_learner(monkeypatch):
     assert torch.equal(torch.stack(elapsed), lengths.int())
 
 
-def test_without_the_reset_there_would_be_dummy_transitions():
-    env = envs.make("envpool:Hopper-v5", 8)
-    env.reset()
-    steps = [env.pool.step(env.scale(action)) for action in random_actions(env, 300)]
-    assert sum((info["elapsed_step"] == 0).sum() for *_, info in steps) > 0
-
-
 def test_envpool_steps_as_it_does_without_the_adapter():
     import envpool
 
@@ -171,12 +164,6 @@ def test_envpool_uses_the_cores_that_the_process_may_use(monkeypatch):
     assert envs.make("envpool:Hopper-v5", 1).pool.config["num_threads"] == 1
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(cores))  # of torchrun: each process has its share
     assert envs.make("envpool:Hopper-v5", 64).pool.config["num_threads"] == 1
-
-
-def test_frame_rates():
-    assert envs.make("envpool:Go1JoystickFlatTerrain-v1", 1).frame_rate == 50
-    for task in ("Ant", "Hopper", "Humanoid", "Reacher"):
-        assert envs.make(f"envpool:{task}-v5", 1).frame_rate == envs.make(f"gymnasium:{task}-v5", 1).frame_rate
 
 
 MINE = """
