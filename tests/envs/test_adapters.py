@@ -4,8 +4,6 @@ mjlab is not among the development requirements: its tests run where it is insta
 """
 
 import importlib.util
-import os
-import pathlib
 
 import gymnasium
 import numpy as np
@@ -25,7 +23,6 @@ from tests.conftest import parse, the_run
 from tests.envs import test_contract as contract
 from tests.envs.helpers import random_actions
 
-ROOT = pathlib.Path(envs.__file__).resolve().parents[1]
 HOPPERS = ["envpool:Hopper-v5", "gymnasium:Hopper-v5"]
 GO1 = "mjlab:Mjlab-Velocity-Flat-Unitree-Go1"
 needs_mjlab = pytest.mark.skipif(not importlib.util.find_spec("mjlab"), reason="mjlab is not installed")
@@ -90,29 +87,6 @@ def test_no_dummy_transition_reaches_the_learner(monkeypatch):
     assert torch.equal(torch.stack(elapsed), lengths.int())
 
 
-def test_without_the_reset_there_would_be_dummy_transitions():
-    env = envs.make("envpool:Hopper-v5", 8)
-    env.reset()
-    steps = [env.pool.step(env.scale(action)) for action in random_actions(env, 300)]
-    assert sum((info["elapsed_step"] == 0).sum() for *_, info in steps) > 0
-
-
-def test_envpool_steps_as_it_does_without_the_adapter():
-    import envpool
-
-    env = envs.make("envpool:Ant-v5", 3, seed=5)
-    bare = envpool.make_gymnasium("Ant-v5", num_envs=3, seed=env.seeds, num_threads=1)
-    history, running = play(env, 50), np.ones(3, bool)
-    bare.reset()
-    bare.reset()  # the adapter's constructor looks at an observation
-    for _, action, (_, reward, terminated, _, info) in history:
-        obs, bare_reward, bare_terminated, *_ = bare.step(action.double().numpy())
-        assert np.array_equal(info["final_obs"].numpy()[running], obs.astype(np.float32)[running])
-        assert np.array_equal(reward.numpy()[running], bare_reward[running])
-        assert np.array_equal(terminated.numpy()[running], bare_terminated[running])
-        running &= ~bare_terminated
-
-
 @pytest.mark.parametrize("env_id", ["envpool:Pendulum-v1", "gymnasium:Pendulum-v1"])
 def test_a_truncated_episode(env_id):
     """cos, sin, velocity: the observation that ends a step follows from the one before it, also at the time limit."""
@@ -165,20 +139,6 @@ def test_scaled_actions_reach_the_bounds_exactly(low, high):
     assert np.allclose(scaled[1], [[0.5 * (low + high)], [0.25 * low + 0.75 * high]], rtol=1e-15)
 
 
-def test_envpool_uses_the_cores_that_the_process_may_use(monkeypatch):
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    assert envs.make("envpool:Hopper-v5", 64).pool.config["num_threads"] == min(cores, 64)
-    assert envs.make("envpool:Hopper-v5", 1).pool.config["num_threads"] == 1
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(cores))  # of torchrun: each process has its share
-    assert envs.make("envpool:Hopper-v5", 64).pool.config["num_threads"] == 1
-
-
-def test_frame_rates():
-    assert envs.make("envpool:Go1JoystickFlatTerrain-v1", 1).frame_rate == 50
-    for task in ("Ant", "Hopper", "Humanoid", "Reacher"):
-        assert envs.make(f"envpool:{task}-v5", 1).frame_rate == envs.make(f"gymnasium:{task}-v5", 1).frame_rate
-
-
 MINE = """
 import gymnasium
 import numpy as np
@@ -221,15 +181,6 @@ def test_an_environment_that_a_users_package_registers(tmp_path, monkeypatch):
         env.render(0)
 
 
-def test_a_namespace_makes_no_nested_folder(tmp_path, monkeypatch):
-    (tmp_path / "spaced.py").write_text(MINE.replace("Mine-v0", "space/Mine-v0"))
-    monkeypatch.chdir(tmp_path)
-    ppo.main(f"--env-id gymnasium:spaced:space/Mine-v0 {TINY} --total-timesteps 256".split())
-    assert [run.name.rpartition("__")[0] for run in (tmp_path / "runs").iterdir()] == [
-        "gymnasium-spaced-space-Mine-v0__ppo__1"
-    ]
-
-
 # ---------------------------------------------------------------- refusals
 
 
@@ -248,41 +199,6 @@ def test_refused(env_id, reason, capsys):
     with pytest.raises(SystemExit) as end:
         ppo.main(["--env-id", env_id])
     assert end.value.code == 2 and capsys.readouterr().err == f"--env-id {env_id}: {reason}\n"
-
-
-@pytest.mark.parametrize("old, new, message", [
-    ("Mine-v0", "Mine-v1", r"^wrong_0 registers no Nearly-v0, did you mean Nearly-v1\?$"),
-    ("Box(0.0, 10.0, (1,))", "Box(-np.inf, np.inf, (1,))", r"^actions must have finite bounds, this has Box"),
-    ("gymnasium.spaces.Dict(\n", "gymnasium.spaces.Sequence(gymnasium.spaces.Discrete(2)) or (\n",
-     "^observations must have a fixed size, this has Sequence"),
-])  # fmt: skip
-def test_what_a_users_package_may_do_wrong(old, new, message, tmp_path, monkeypatch, request):
-    module = f"wrong_{request.node.callspec.indices['old']}"
-    (tmp_path / f"{module}.py").write_text(MINE.replace(old, new).replace("Mine-v", "Nearly-v"))
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(ValueError, match=message):
-        envs.make(f"gymnasium:{module}:Nearly-v0", 1)
-    gymnasium.registry.pop("Nearly-v0", None)
-
-
-@pytest.mark.parametrize("name", envs.ADAPTERS)
-def test_a_missing_package_is_named(name, monkeypatch):
-    monkeypatch.setattr(envs.importlib.util, "find_spec", lambda package: None)
-    reason = f"^needs the package {name}, not installed: pip install -r requirements-{name}.txt$"
-    with pytest.raises(ValueError, match=reason):
-        envs.make(f"{name}:Hopper-v5", 1)
-    assert f"\n{name}==" in (ROOT / f"requirements-{name}.txt").read_text()
-
-
-@needs_mjlab
-@pytest.mark.parametrize("name, message", [
-    ("Mjlab-Velocity-Flat-Unitree-Go", r"^unknown, did you mean Mjlab-Velocity-Flat-Unitree-Go1\?$"),
-    ("Mjlab-Lift-Cube-Yam-Rgb", "^its policy also observes camera, of which the scripts would see nothing$"),
-    ("Mjlab-Tracking-Flat-Unitree-G1", "^needs a motion file: register a task of your own that names one$"),
-])  # fmt: skip
-def test_refused_mjlab_tasks(name, message):
-    with pytest.raises(ValueError, match=message):
-        envs.make(f"mjlab:{name}", 1)
 
 
 # ---------------------------------------------------------------- runs
@@ -332,20 +248,3 @@ def test_tuned_rows_train(script, env_id, tmp_path, monkeypatch, capsys):
     flags = f"--num-envs {few} --num-steps 2 --num-minibatches 2 --total-timesteps 1"
     script.main(f"--no-cuda --env-id {env_id} {flags}".split())
     assert f"{2 * few} steps | " in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("task, envs_and_horizon, epochs, rate, coefficients, network, clip_value, iterations", [
-    ("Hopper-v5", (64, 64), 5, 5e-4, (2.0, 0.1), (256, 128, 64), False, 1_000),
-    ("Walker2d-v5", (64, 128), 5, 3e-4, (2.0, 0.1), (256, 128, 64), False, 1_000),
-    ("Ant-v5", (64, 64), 4, 3e-4, (2.0, 0.1), (256, 128, 64), True, 2_000),
-    ("HalfCheetah-v5", (64, 256), 5, 5e-4, (4.0, 1.0), (128, 64, 32), False, 1_000),
-])  # fmt: skip
-def test_rl_games_settings(task, envs_and_horizon, epochs, rate, coefficients, network, clip_value, iterations):
-    """Of its configs/mujoco/*_envpool.yaml."""
-    args = parse(ppo, f"--env-id envpool:{task}")
-    assert (args.num_envs, args.num_steps) == envs_and_horizon
-    assert args.num_envs * args.num_steps == 2_048 * args.num_minibatches and args.num_iterations == iterations
-    assert (args.update_epochs, args.learning_rate, args.clip_vloss) == (epochs, rate, clip_value)
-    assert (args.vf_coef, args.reward_scale) == coefficients and tuple(args.hidden_sizes) == network
-    assert (args.gamma, args.gae_lambda, args.kl_threshold, args.clip_coef) == (0.99, 0.95, 0.008, 0.2)
-    assert (args.max_grad_norm, args.bounds_coef, args.ent_coef, args.separate_critic) == (1.0, 0.0, 0.0, False)

@@ -200,52 +200,6 @@ def test_the_partition_stands_until_a_hand_pushes_it_over():
     assert torch.allclose(env.engine.qpos[0, 53:60], torch.tensor([0.0, 0.0, 0.53, 1.0, 0.0, 0.0, 0.0]))
 
 
-def fly(env_id, y=0.0, height=0.2, board=None):
-    """Every object flies at 4 m/s from the left hand's side, `height` over the table at x = 0, to a goal on the right.
-
-    board (7,): where a loose one lies. Returns where it succeeded (64,) bool.
-    """
-    env, everywhere = started(env_id, 64, seed=5), torch.ones(64, dtype=torch.bool)
-    speed, first, last = 4.0, -0.3, 0.6
-    rise, seconds = 9.81 * -first / speed, (last - first) / speed  # its summit is at x = 0
-    start = torch.tensor([first, y, 0.53 + height - 0.5 * rise**2 / 9.81])
-    turns = torch.tensor([[1.0, 0, 0, 0], [0.5**0.5, 0, 0, 0.5**0.5], [0.5**0.5, 0, 0.5**0.5, 0]])
-    turn = turns[env.object_size.argmax(1)]  # the longest edge along the flight
-    qpos, qvel = env.engine.qpos.clone(), torch.zeros_like(env.engine.qvel)
-    away = env.joint_lower.clone()  # the arms stand upright
-    away[[*range(7), *range(23, 30)]] = 0.0
-    qpos[:, :46], qpos[:, 46:49], qpos[:, 49:53] = away, start, turn
-    qvel[:, 46], qvel[:, 48] = speed, rise
-    if board is not None:
-        qpos[:, 53:60] = board
-    env.engine.set_state(everywhere, qpos, qvel)
-    env.goal[:, 0], env.goal[:, 1] = last, y
-    env.goal[:, 2], env.goal[:, 3:] = start[2] + rise * seconds - 0.5 * 9.81 * seconds**2, turn
-    env.push_probability.zero_()
-    action = (2.0 * (away - env.joint_lower) / (env.joint_upper - env.joint_lower) - 1.0).expand(64, 46)
-    succeeded = ~everywhere
-    for _ in range(round(seconds / scene.CONTROL_PERIOD) + 3):
-        env.step(action)
-        succeeded |= env.successes > 0
-    return succeeded
-
-
-def test_a_throw_through_the_hole_succeeds():
-    assert fly(HOLE, height=0.37).all()
-    assert not fly(HOLE).any() and not fly(HOLE, height=0.6).any()
-
-
-def test_a_throw_past_the_side_of_the_barrier_succeeds():
-    assert fly(BARRIER, y=0.3).all()
-    assert not fly(BARRIER).any()
-
-
-def test_a_throw_succeeds_once_the_partition_lies_flat():
-    fallen = torch.tensor([0.01, 0.0, 0.54, 0.5**0.5, 0.0, 0.5**0.5, 0.0])  # towards the right
-    assert fly(PARTITION, board=fallen).all()
-    assert not fly(PARTITION).any()
-
-
 # -------------------------------------------------------------------- scripted hands
 
 

@@ -8,7 +8,6 @@ import envs
 from tests.envs.helpers import simulate, touching
 
 FREE = {"AllegroHand": "cube", "AllegroKukaRegrasping": "object", "FrankaCubeStack": "cube_a", "ShadowHand": "cube"}
-WITHOUT_TABLE = ("AllegroHand", "ShadowHand")
 
 
 def task_model(env_id):

@@ -240,15 +240,6 @@ def test_actions_are_absolute_targets(env):
     assert targets[0][2, [0, 1, 19]].tolist() == pytest.approx([-0.489, -0.1045, -0.39275])
 
 
-def test_fingertip_positions_are_those_of_the_published_bodies(env):
-    env.engine.set_state(
-        torch.ones(3, dtype=torch.bool), torch.tensor([[0.0] * 24 + OUT_OF_THE_WAY] * 3), torch.zeros(3, 30)
-    )
-    obs = env.observe()
-    for i, name in enumerate(("ffdistal", "mfdistal", "rfdistal", "lfdistal", "thdistal")):
-        assert obs[0, 96 + 13 * i : 99 + 13 * i].tolist() == pytest.approx(POSITIONS[name], abs=1e-5)
-
-
 @pytest.mark.parametrize("finger", range(5))
 def test_fingertip_sensors_feel_a_push(finger):
     """A push on a fingertip passes to the link before it: minus the push, in the fingertip's axes."""
