@@ -9,7 +9,7 @@ import torch
 
 from envs.models import allegro_kuka_scene as scene
 from envs.tasks import allegro_kuka as task
-from tests.envs.helpers import started, touching
+from tests.envs.helpers import started
 from tests.envs.test_allegro_kuka import (  # noqa: F401, two fixtures
     TURN_X,
     TURN_Z,
@@ -71,24 +71,16 @@ def test_nothing_pushes_the_object(make_throw):
 def test_five_near_steps_are_a_success_and_move_the_bucket(make_throw):
     env = make_throw(2)
     first = env.goal.clone()
-    env.lifted[:] = True
-    for step in range(1, 5):
+    for step in range(1, 6):
+        assert torch.equal(env.goal, first)
         put_at_goal(env, 0)
         _, reward, *_ = act(env)
-        assert env.near_steps.tolist() == [step, 0] and reward[0] > 199.9
-    put_object(env, 0, [0.0, 0.0, 0.6])
-    act(env)  # out of the bucket again: it still counts
-    assert env.successes[0].item() == 0.0 and torch.equal(env.goal, first)
-    put_at_goal(env, 0)
-    _, _, terminated, truncated, _ = act(env)
-    assert not (terminated | truncated).any()
-    assert env.successes.tolist() == [1.0, 0.0] and env.near_steps.tolist() == [0, 0]
-    assert env.episode_step.tolist() == [0, 6] and env.lifted.tolist() == [False, True]
+        assert env.near_steps.tolist() == [step % 5, 0] and reward[0] > 199.9
+    assert env.successes.tolist() == [1.0, 0.0] and env.episode_step.tolist() == [0, 5]
     assert env.goal[0, 0].item() != first[0, 0].item() and torch.equal(env.goal[1], first[1])
     assert torch.equal(env.engine.mocap[:, 0], env.goal)
     x, y, z = env.engine.qpos[0, 23:26].tolist()
     assert abs(x) <= 0.1 and abs(y) <= 0.1 and 0.61 <= z <= 0.72  # on the table again
-    assert torch.allclose(env.closest_fingertip[0], env.fingertip_distance()[0])
 
 
 def test_an_object_in_a_low_bucket_has_not_fallen(make_throw):
@@ -149,21 +141,6 @@ def test_bucket_has_the_published_sizes(bucket):
         rim = distance_to_bucket(bucket, [0.11 * x, 0.11 * y, 0.25], above)
         assert rim == pytest.approx(0.25 - 0.1977, abs=3e-3)
     assert distance_to_bucket(bucket, [0.13, 0, 0.25], above) == -1.0
-
-
-def test_bucket_stops_the_robot_and_the_object_but_not_the_scenery():
-    model = scene.build_scene(goal="bucket").compile()
-    data = mujoco.MjData(model)
-    data.qpos[:23] = np.clip(scene.DEFAULT_POSE, scene.JOINT_LOWER, scene.JOINT_UPPER)
-    touched = set()
-    for position in ([0.0, 0.15, 0.72], [0.0, 0.8, 0.3], [0.0, 0.0, 0.58]):  # at the hand, the arm, the table
-        data.qpos[23:26] = data.mocap_pos[0] = position
-        data.qpos[25] -= 0.03  # on the bucket's floor
-        mujoco.mj_forward(model, data)
-        for names in touching(model, data):
-            touched |= names - {"goal"} if "goal" in names else set()
-    assert {"object", "iiwa7_link_7", "index_link_3", "iiwa7_link_1"} <= touched
-    assert "world" not in touched and "iiwa7_base" not in touched  # what cannot move
 
 
 def in_bucket(env):

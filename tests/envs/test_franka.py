@@ -266,16 +266,6 @@ def test_a_grasped_cube_is_lifted_and_held(held):
     assert min(deepest_contact(env, i, "cube_a") for i in range(4)) > -0.002
 
 
-def test_a_held_cube_stays_held_when_it_is_swung(held):
-    env, position, down, state = held
-    env.load_state_dict(state)
-    for i in range(60):
-        action = toward(env, position, down, SHUT)
-        action[:, 0] = action[:, 5] = 1.0 if i // 10 % 2 else -1.0
-        env.step(action)
-    assert (env.cube()[:, :3] - env.engine.body_pos[:, task.GRIP]).norm(dim=1).max() < 0.015
-
-
 def test_a_cube_that_is_set_on_the_other_stays_and_counts(held):
     env, _, down, state = held
     env.load_state_dict(state)

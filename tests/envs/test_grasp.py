@@ -65,13 +65,6 @@ def test_a_held_object_follows_the_hand_and_a_released_one_falls_to_the_ground()
 # ---------------------------------------------------------------- reward
 
 
-def test_actions_cost():
-    env = placed(hand=(0.0, 0.0, 1.0), object_=(1.0, 1.0, 0.0))
-    action = torch.tensor([[0.5, 0.0, 0.0, 1.0, -1.0, 0.0]])
-    assert reward(env, action) == pytest.approx(0.3 * -0.0005 * 2.25)
-    assert reward(env) == 0.0
-
-
 def test_only_a_broken_record_of_the_distance_to_the_object_pays():
     env = placed(hand=(0.0, 0.0, 0.0), object_=(0.9, 0.0, 0.0))
     towards, away = (torch.tensor([[x, 0.0, 0.0, 0.0, 0.0, 0.0]]) for x in (1.0, -1.0))
