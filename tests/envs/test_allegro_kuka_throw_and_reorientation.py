@@ -178,36 +178,6 @@ def test_an_object_dropped_into_the_bucket_stays_there_and_lies_still():
     assert min(deepest_contact(env, i) for i in range(32)) > -0.002
 
 
-# -------------------------------------------------------------------- Throw: flight
-
-
-def throw(env, apex=0.35, spin=5.0, start=(0.0, -0.3, 0.95)):
-    """Let every object fly from `start` so that, undisturbed, it falls through the middle of the bucket's opening."""
-    start, rim = torch.tensor(start), env.goal[:, :3] + RIM
-    top = torch.maximum(rim[:, 2], start[2]) + apex
-    up = (2 * 9.81 * (top - start[2])).sqrt()
-    time = up / 9.81 + (2 * (top - rim[:, 2]) / 9.81).sqrt()
-    qpos, qvel = env.engine.qpos.clone(), env.engine.qvel.clone()
-    generator = torch.Generator().manual_seed(0)
-    qpos[:, 23:26] = start
-    qvel[:, 23:25] = (rim - start)[:, :2] / time[:, None]
-    qvel[:, 25] = up
-    qvel[:, 26:] = spin * (2 * torch.rand(env.num_envs, 3, generator=generator) - 1)
-    env.engine.set_state(EVERYWHERE.expand(env.num_envs), qpos, qvel)
-
-
-def test_a_well_thrown_object_is_a_success():
-    env = started(THROW, 64, seed=5)
-    throw(env)
-    first, succeeded, lost = env.goal.clone(), torch.zeros(64, dtype=torch.bool), torch.zeros(64, dtype=torch.bool)
-    for _ in range(110):
-        _, reward, terminated, _, _ = env.step(torch.zeros(64, 23))
-        succeeded |= env.successes >= 1.0
-        lost |= terminated & ~succeeded
-    assert succeeded.float().mean() >= 0.95 and not (succeeded & lost).any()
-    assert (env.goal[succeeded] != first[succeeded]).any(1).all()
-
-
 # -------------------------------------------------------------------- Reorientation: rules
 
 

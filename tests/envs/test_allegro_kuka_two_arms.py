@@ -112,13 +112,6 @@ def test_speed_costs_nothing():
     assert torch.allclose(reward, lift) and "reward_arm_speed" not in info["metrics"]
 
 
-def test_pushes_stay_on():
-    env = started(REGRASPING, 4)
-    env.push_probability.fill_(1.0)
-    wrench = env.push()
-    assert wrench.shape == (4, 11, 6) and (wrench[:, task.OBJECT, :3] != 0.0).all() and (wrench[:, :10] == 0.0).all()
-
-
 def test_nothing_is_lost_for_being_far_from_a_hand():
     env = started(REORIENTATION, 3)
     far = torch.full((3, 8), 2.0)
