@@ -187,14 +187,6 @@ def test_a_control_that_is_not_finite_breaks_its_world_and_is_raised_with_the_ne
         engine.step(torch.zeros(6, 2))
 
 
-def test_memory():
-    assert 10e3 < make().bytes_per_world() < 1e6
-    assert make(max_constraints=512).bytes_per_world() > make().bytes_per_world()
-    mujoco_warp.check_memory(1000, 1e5, 1e8)
-    with pytest.raises(ValueError, match=r"needs 0.2 GB of GPU memory, 0.1 GB are free: at most 1,000 fit"):
-        mujoco_warp.check_memory(2000, 1e5, 1e8)
-
-
 # ---------------------------------------------------------------- scripts
 
 

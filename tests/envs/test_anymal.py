@@ -183,8 +183,6 @@ def test_reward_of_a_step_and_its_cut_at_zero():
     env.command.zero_()
     _, reward, terminated, _, info = env.step(torch.zeros(3, 12))
     assert reward.tolist() == pytest.approx([0.03, 0.0276, 0.0]) and not terminated.any()
-    assert info["metrics"]["reward_torque"].item() == pytest.approx(-(0.0024 + 0.0384) / 3)
-    assert info["metrics"]["velocity_error"] == 0.0 and info["metrics"]["yaw_rate_error"] == 0.0
     env.command.copy_(torch.tensor([[0.3, -0.4, -0.1]] * 3))
     _, reward, _, _, info = env.step(torch.zeros(3, 12))
     assert reward[0].item() == pytest.approx(0.02 * math.exp(-1.0) + 0.01 * math.exp(-0.04))
