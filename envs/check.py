@@ -6,8 +6,6 @@ import envs  # before torch: Isaac Gym must be imported first
 
 import torch
 
-BOOLEAN = ("terminated", "truncated", "done")
-
 
 def check_env(env, num_steps):
     """Play random actions; AssertionError says what is wrong. Returns rewards (num_steps, N), number of episodes."""
@@ -21,7 +19,8 @@ def check_env(env, num_steps):
         check_tensor("the observation of step()", obs, env, env.num_obs)
         check_tensor('info["final_obs"]', info["final_obs"], env, env.num_obs)
         for name, value in dict(episode, reward=reward, terminated=terminated, truncated=truncated).items():
-            check_tensor(name, value, env, dtype=torch.bool if name in BOOLEAN else torch.float32)
+            boolean = name in ("terminated", "truncated", "done")
+            check_tensor(name, value, env, dtype=torch.bool if boolean else torch.float32)
         assert not (terminated & truncated).any(), "an episode is both terminated and truncated"
         assert not (episode["done"] & ~ended).any(), 'info["episode"]["done"] is true in a running episode'
         assert torch.equal(obs[~ended], info["final_obs"][~ended]), "final_obs differs from obs in a running episode"
@@ -48,8 +47,8 @@ def random_actions(env, num_steps):
 
 
 def check_tensor(name, value, env, *shape, dtype=torch.float32):
-    found, wanted = (value.dtype, tuple(value.shape)), (dtype, (env.num_envs, *shape))
-    assert found == wanted, f"{name} is {found}, must be {wanted}"
+    found = (value.dtype, tuple(value.shape))
+    assert found == (dtype, (env.num_envs, *shape)), f"{name} is {found}"
     assert value.isfinite().all(), f"{name} is not finite"
 
 

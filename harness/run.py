@@ -40,6 +40,10 @@ class Run:
         self.failing = set()  # what could not be written last time: "log", "checkpoint"
         networks = [value for value in state.values() if isinstance(value, nn.Module) and distributed.is_shared(value)]
         distributed.share([tensor for network in networks for tensor in network.state_dict().values()])
+        groups = [group for value in state.values() for group in getattr(value, "param_groups", ())]
+        trained = {id(parameter) for group in groups for parameter in group["params"]}
+        if any(id(parameter) not in trained for network in networks for parameter in network.parameters()):
+            print("state lacks the optimizer of some parameters: --resume would start it anew", file=sys.stderr)
         if distributed.RANK:
             seed_everything((args.seed + distributed.SEED_OFFSET) % 2**32)
         else:
@@ -235,20 +239,16 @@ class EpisodeStatistics(nn.Module):
         self.counts.zero_()
         self.sums.zero_()
         return {
-            "charts/episodes": counts.sum(),
-            "charts/episodic_return": episodic_return,
-            "charts/episodic_length": length,
-            "charts/objective": objective,
-            "charts/leader_return": self.means[0, 0],
-            "charts/leader_objective": self.means[2, 0],
-            "charts/leader_episodes": counts[0],
-            "charts/leader_age": self.ages[0],
+            "charts/episodes": counts.sum(), "charts/episodic_return": episodic_return,
+            "charts/episodic_length": length, "charts/objective": objective,
+            "charts/leader_return": self.means[0, 0], "charts/leader_objective": self.means[2, 0],
+            "charts/leader_episodes": counts[0], "charts/leader_age": self.ages[0],
             "charts/best_agent_objective": self.means[2].nan_to_num(-math.inf).max(),
-        }
+        }  # fmt: skip
 
 
 def check_moments(optimizer, saved, agent):
-    """Raises ValueError where a moment has another shape than its parameter: torch would crash in its next step."""
+    """Raises ValueError where a moment has another shape than its parameter: torch's next step would crash."""
     names = {id(parameter): name for name, parameter in agent.named_parameters()}
     for index, parameter in enumerate(p for group in optimizer.param_groups for p in group["params"]):
         for moment in saved["state"].get(index, {}).values():

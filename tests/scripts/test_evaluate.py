@@ -213,7 +213,6 @@ def test_a_class_that_is_no_vector_env_trains_scores_and_is_filmed(capsys):
     ("RUN --agents 0 4", "--agents 4: must be between 0 and 3"),
     ("RUN --agents -1", "--agents -1: must be between 0 and 3"),
     ("RUN --video film.avi", "--video film.avi: must end with .mp4, .gif or .webp"),
-    ("RUN --engine physx", "run Cartpole: not an engine; valid here: auto"),
 ])  # fmt: skip
 def test_bad_input(flags, line, capsys):
     run = train(sapg, "--env-id Cartpole --total-timesteps 1024")
