@@ -37,7 +37,7 @@ RL_GAMES = dict(  # its configurations for EnvPool's MuJoCo tasks; minibatches o
 TOY = dict(  # ours
     num_envs=3_072, num_steps=16, num_minibatches=4, update_epochs=2, kl_threshold=0.016, hidden_sizes=(64, 64),
 )  # fmt: skip
-PPO = {
+PPO = PBT = {
     "AllegroHand": dict(IN_HAND, hidden_sizes=(512, 256, 128)),
     **{task: ALLEGRO_KUKA for task in TASKS if task.startswith("AllegroKuka")},
     "Ant": dict(
@@ -92,7 +92,6 @@ EPO = merge(SAPG, {
     **dict.fromkeys(("Anymal", "Humanoid"), EPO_LOCOMOTION),
     **{task: dict(ga_threshold=0.5) for task in PPO if task == "Ant" or task.startswith("envpool:")},
 })
-PBT = PPO
 # Ours. Without a GPU: small networks, minibatches of 1,024 rows, 5 epochs for AllegroKuka, two hours on two idle cores
 SMALL = dict(num_envs=1_024, num_steps=16, num_minibatches=16, lstm=False, hidden_sizes=(256, 128, 64))
 CPU = {
