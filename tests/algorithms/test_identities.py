@@ -247,27 +247,6 @@ def test_normalisers_take_in_the_rollout_before_the_update_and_then_stand_still(
 
 
 @every_script
-@every_network
-def test_a_window_at_once_equals_step_by_step(script, network):
-    torch.manual_seed(0)
-    args = parse(script, f"{FLAGS[script]} {network}")
-    agent = script.Agent(3, 2, args)
-    agent.obs_rms.update(torch.randn(20, 3) + 1.0)
-    obs, actions, dones = torch.randn(10, 8, 3), torch.randn(10, 8, 2), torch.rand(10, 8) < 0.3
-    ids = () if script is ppo else (torch.arange(8)[None] % args.num_agents,)
-    state = first_state = torch.randn(1, 8, agent.state_size)
-    _, logprob, policy, value, states = agent.get_action_and_value(obs, *ids, dones, first_state, actions)
-    assert torch.equal(agent.get_value(obs, *ids, dones, first_state), value)
-    for t in range(10):
-        now = (obs[t : t + 1], *ids, dones[t : t + 1], state)
-        _, logprob_t, policy_t, value_t, state = agent.get_action_and_value(*now, actions[t : t + 1])
-        assert torch.allclose(logprob_t[0], logprob[t], atol=1e-5)
-        assert torch.allclose(policy_t.mean[0], policy.mean[t], atol=1e-5)
-        assert torch.allclose(value_t[0], value[t], atol=1e-5)
-        assert torch.allclose(state[0], states[t], atol=1e-5)
-
-
-@every_script
 def test_actions_are_drawn_as_normal_draws_them(script):
     torch.manual_seed(0)
     args = parse(script, FLAGS[script])

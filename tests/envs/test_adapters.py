@@ -90,13 +90,6 @@ def test_no_dummy_transition_reaches_the_learner(monkeypatch):
     assert torch.equal(torch.stack(elapsed), lengths.int())
 
 
-def test_without_the_reset_there_would_be_dummy_transitions():
-    env = envs.make("envpool:Hopper-v5", 8)
-    env.reset()
-    steps = [env.pool.step(env.scale(action)) for action in random_actions(env, 300)]
-    assert sum((info["elapsed_step"] == 0).sum() for *_, info in steps) > 0
-
-
 def test_envpool_steps_as_it_does_without_the_adapter():
     import envpool
 
@@ -173,12 +166,6 @@ def test_envpool_uses_the_cores_that_the_process_may_use(monkeypatch):
     assert envs.make("envpool:Hopper-v5", 64).pool.config["num_threads"] == 1
 
 
-def test_frame_rates():
-    assert envs.make("envpool:Go1JoystickFlatTerrain-v1", 1).frame_rate == 50
-    for task in ("Ant", "Hopper", "Humanoid", "Reacher"):
-        assert envs.make(f"envpool:{task}-v5", 1).frame_rate == envs.make(f"gymnasium:{task}-v5", 1).frame_rate
-
-
 MINE = """
 import gymnasium
 import numpy as np
@@ -252,7 +239,7 @@ def test_refused(env_id, reason, capsys):
 
 @pytest.mark.parametrize("old, new, message", [
     ("Mine-v0", "Mine-v1", r"^wrong_0 registers no Nearly-v0, did you mean Nearly-v1\?$"),
-    ("Box(0.0, 10.0, (1,))", "Box(-np.inf, np.inf, (1,))", r"^actions must have finite bounds, this has Box\(-inf, inf"),
+    ("Box(0.0, 10.0, (1,))", "Box(-np.inf, np.inf, (1,))", r"^actions must have finite bounds, this has Box"),
     ("gymnasium.spaces.Dict(\n", "gymnasium.spaces.Sequence(gymnasium.spaces.Discrete(2)) or (\n",
      "^observations must have a fixed size, this has Sequence"),
 ])  # fmt: skip

@@ -180,8 +180,8 @@ class Payload:
 
 @pytest.mark.parametrize("damage, reason", [
     ("truncated", "cannot be read"), ("empty", "cannot be read"), ("zeros", "cannot be read"),
-    ("code", "cannot be read"), ("foreign", "not a checkpoint of a training script: script, args"),
-    ("path", "not a checkpoint of a training script: ../ppo"), ("missing", "no such file"), ("folder", "no such file"),
+    ("code", "cannot be read"), ("path", "must be written by a script in this folder, not by ../ppo"),
+    ("missing", "no such file"), ("folder", "no such file"),
 ])  # fmt: skip
 def test_what_is_no_checkpoint_is_refused_and_runs_no_code(damage, reason, capsys):
     train(ppo, command(ppo, iterations=1))
@@ -191,8 +191,7 @@ def test_what_is_no_checkpoint_is_refused_and_runs_no_code(damage, reason, capsy
     elif damage == "folder":
         path.mkdir()
     elif damage != "missing":
-        changed = {"code": {**saved, "args": Payload()}, "foreign": {"weight": torch.zeros(3)}}
-        torch.save(changed.get(damage, {**saved, "script": "../ppo"}), path)
+        torch.save({**saved, **({"args": Payload()} if damage == "code" else {"script": "../ppo"})}, path)
     before = sorted(pathlib.Path().rglob("*"))
     line = refused(ppo, "--no-cuda --resume x.pt --total-timesteps 1000000", capsys)
     assert line.startswith("--resume x.pt") and reason in line
@@ -243,7 +242,7 @@ def test_an_optimizers_state_of_another_shape_is_refused():
     moments = saved["state"]["optimizer"]["state"]
     moments[0], moments[2] = moments[2], moments[0]
     torch.save(saved, the_run() / "checkpoint.pt")
-    with pytest.raises(ValueError, match=r"^the optimizer's state of [\w.]+ is \(.*\), must be \(.*\)$"):
+    with pytest.raises(ValueError, match=r"^the optimizer's state of [\w.]+ is \("):
         train(ppo, f"--no-cuda --resume {the_run()} --total-timesteps {2 * STEPS}")
 
 

@@ -67,7 +67,7 @@ def test_runs_as_a_process():
     process = start(epo, f"--no-cuda {TINY['Cartpole']} --num-agents 4 {NETWORKS['mlp']} --seed 7")
     out, err = process.communicate(timeout=120)
     assert process.returncode == 0 and err == ""
-    assert re.search(r"^Cartpole: engine mujoco, cpu, 1 thread, 64 environments$", out, re.MULTILINE)
+    assert re.search(r"^Cartpole: engine mujoco, cpu, 64 environments$", out, re.MULTILINE)
     lines = [PROGRESS.fullmatch(line) for line in out.splitlines()[-2:]]  # one per iteration
     assert [line["steps"] for line in lines] == ["1,024", "2,048"]
     assert re.fullmatch(r"Cartpole__epo__7__\d{10}", the_run().name)
@@ -130,8 +130,8 @@ LOSSES = "policy_loss value_loss entropy approx_kl clipfrac explained_variance b
 KEYS = {f"charts/{key}" for key in CHARTS.split()} | {f"losses/{key}" for key in LOSSES.split()}
 KEYS |= {"perf/rollout_s", "perf/update_s"}
 POPULATION_KEYS = {f"population/{key}" for key in ("objective_median", "objective_worst", "latent_distance")}
-DIAGNOSTICS = "is_ratio_deviation is_ratio_deviation_max is_log_ratio_median ess_rate leader_is_nearest kl_to_leader"
-DIAGNOSTICS += " kl_to_leader_max latent_spread off_policy_used is_ratio_deviation_of_1 is_ratio_deviation_of_3"
+DIAGNOSTICS = "is_ratio_deviation is_log_ratio_median ess_rate leader_is_nearest kl_to_leader latent_spread"
+DIAGNOSTICS += " off_policy_used"
 DIAGNOSTICS = {f"population/{key}" for key in DIAGNOSTICS.split()}
 COUPLING_KEYS = {"losses/awac_loss", "losses/discriminator_loss", "population/discriminator_accuracy"}
 EVOLUTION_KEYS = "fired replaced generation fitness_gap threshold child_success".split()
@@ -241,9 +241,10 @@ def test_any_flag_given_wins_over_the_defaults_without_a_gpu(flags, name, value)
 @every_script
 def test_with_a_gpu_the_papers_row_stands(script, monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.set_device", lambda device: None)
     args = parse(script, "--env-id AllegroKukaRegrasping --engine mujoco")
     assert all(getattr(args, name) == value for name, value in tuned(script)["AllegroKukaRegrasping"].items())
-    assert args.device == "cuda"
+    assert args.device == "cuda:0"
 
 
 def test_the_budget_is_environment_steps_over_all_environments():
@@ -263,7 +264,7 @@ BAD = [  # flags, flag and value named, what is valid
     ("--env-id Cartpole --engine physx", "--engine physx", "valid here: auto, mujoco"),
     ("--env-id Moat --engine mujoco", "--engine mujoco", "must be auto, this task steps itself"),
     ("--env-id Moat --num-envs 0", "--num-envs 0", "above 0"),
-    (f"{MOAT_64} --num-minibatches 65", "--num-minibatches 65", "at most 64"),
+    (f"{MOAT_64} --num-minibatches 65", "--num-minibatches 65", "at most the environments"),
     (f"{MOAT_64} --total-timesteps 0", "--total-timesteps 0", "above 0"),
     (f"{MOAT_64} --num-steps -1", "--num-steps -1", "above 0"),
     (f"{MOAT_64} --learning-rate nan", "--learning-rate nan", "at least 0"),
