@@ -185,8 +185,9 @@ class Run:
             result = f"no whole episode of the leader yet, reward per step {numbers['charts/reward_per_step']:.4f}"
         elif "population/objective_median" in numbers:
             source = f"{age:.0f} iterations ago" if age else f"{numbers['charts/leader_episodes']:.0f} episodes"
+            leader = "" if "pbt/lr_min" in numbers else f"leader {objective:.2f} ({source}), "
             median, best = numbers["population/objective_median"], numbers["charts/best_agent_objective"]
-            result = f"objective: leader {objective:.2f} ({source}), median {median:.2f}, best {best:.2f}"
+            result = f"objective: {leader}median {median:.2f}, best {best:.2f}"
         if "evolution/generation" in numbers:
             result += f" | {numbers['evolution/generation']:.0f} generations"
         steps = self.args.num_iterations * self.args.num_envs * self.args.num_steps
