@@ -319,20 +319,3 @@ def test_tuned_rows_train(script, env_id, tmp_path, monkeypatch, capsys):
     flags = f"--num-envs {few} --num-steps 2 --num-minibatches 2 --total-timesteps 1"
     script.main(f"--no-cuda --env-id {env_id} {flags}".split())
     assert f"{2 * few} steps | " in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("task, envs_and_horizon, epochs, rate, coefficients, network, clip_value, iterations", [
-    ("Hopper-v5", (64, 64), 5, 5e-4, (2.0, 0.1), (256, 128, 64), False, 1_000),
-    ("Walker2d-v5", (64, 128), 5, 3e-4, (2.0, 0.1), (256, 128, 64), False, 1_000),
-    ("Ant-v5", (64, 64), 4, 3e-4, (2.0, 0.1), (256, 128, 64), True, 2_000),
-    ("HalfCheetah-v5", (64, 256), 5, 5e-4, (4.0, 1.0), (128, 64, 32), False, 1_000),
-])  # fmt: skip
-def test_rl_games_settings(task, envs_and_horizon, epochs, rate, coefficients, network, clip_value, iterations):
-    """Of its configs/mujoco/*_envpool.yaml."""
-    args = parse(ppo, f"--env-id envpool:{task}")
-    assert (args.num_envs, args.num_steps) == envs_and_horizon
-    assert args.num_envs * args.num_steps == 2_048 * args.num_minibatches and args.num_iterations == iterations
-    assert (args.update_epochs, args.learning_rate, args.clip_vloss) == (epochs, rate, clip_value)
-    assert (args.vf_coef, args.reward_scale) == coefficients and tuple(args.hidden_sizes) == network
-    assert (args.gamma, args.gae_lambda, args.kl_threshold, args.clip_coef) == (0.99, 0.95, 0.008, 0.2)
-    assert (args.max_grad_norm, args.bounds_coef, args.ent_coef, args.separate_critic) == (1.0, 0.0, 0.0, False)
