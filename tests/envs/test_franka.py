@@ -47,13 +47,9 @@ def test_joint_order_limits_and_masses(model):
     upper = [2.8973, 1.7628, 2.8973, -0.0698, 2.8973, 3.7525, 2.8973, 0.04, 0.04]
     assert np.allclose(model.jnt_range[:9], np.stack([lower, upper], 1)) and model.jnt_limited[:9].all()
     assert model.actuator_ctrlrange[:7, 1].tolist() == [87, 87, 87, 87, 12, 12, 12]
-    assert np.allclose(model.actuator_gainprm[:, 0], [1] * 7 + [5000] * 2)
-    assert np.allclose(model.actuator_biasprm[7:, 1:3], (-5000, -100)) and (model.actuator_biasprm[:7] == 0).all()
-    assert model.actuator_forcerange[7:].tolist() == [[-200, 200]] * 2
     masses = [2.996539, 2.975171, 3.004303, 2.328452, 2.37399, 3.419229, 1.435421, 1.155058, 0.02266, 0.02266]
     assert [model.body(name).mass[0] for name in ["panda_link0", *robot.LINK_BODIES]] == pytest.approx(masses, abs=1e-6)
     assert model.body("cube_a").mass[0] == pytest.approx(0.125) and model.body("cube_b").mass[0] == pytest.approx(0.343)
-    assert (model.dof_armature[:7] == 0.1).all() and (model.dof_damping[:7] == 0).all()
 
 
 def test_forward_kinematics(model):

@@ -176,22 +176,11 @@ def test_films_for_a_page(name):
 class Wrapped:
     """A custom class that keeps the contract without being a VectorEnv."""
 
-    num_obs, num_actions, device = 1, 1, "cpu"
-
     def __init__(self, num_envs, device, seed):
-        self.num_envs, self.env = num_envs, Counting(num_envs, device, seed)
+        self.env = Counting(num_envs, device, seed)
 
-    def reset(self):
-        return self.env.reset()
-
-    def step(self, action):
-        return self.env.step(action)
-
-    def state_dict(self):
-        return self.env.state_dict()
-
-    def load_state_dict(self, state):
-        self.env.load_state_dict(state)
+    def __getattr__(self, name):
+        return getattr(self.env, name)
 
     def render(self, index):
         return np.full((32, 32, 3), 7, np.uint8)
