@@ -326,10 +326,10 @@ def main(argv=None):
     if args.num_minibatches > N // A:  # PBT
         harness.refuse("--num-minibatches", args.num_minibatches, f"must be at most {N // A}, an agent's environments")
     agent = Agent(env.num_obs, env.num_actions, args).to(device)
-    flags = {"lr": args.learning_rate, **vars(args)}  # PBT: agent 0 begins with these, the others with mutations
-    groups = [{name: mutate(name, flags[name], k and args.mutation_rate) for name in MUTATED} for k in range(A)]
+    flags = args.learning_rate, args.kl_threshold, args.ent_coef, args.gamma, args.gae_lambda, args.clip_coef
+    groups = [{name: mutate(name, x, k and args.mutation_rate) for name, x in zip(MUTATED, flags)} for k in range(A)]
     groups = [{"params": network.parameters(), **own} for network, own in zip(agent, harness.from_rank_0(groups))]
-    optimizer = torch.optim.Adam(groups, fused=True)  # each agent's group holds its hyperparameters too
+    optimizer = torch.optim.Adam(groups, fused=True)  # PBT: with each agent's hyperparameters, of agent 0 the flags'
     agent_ids = torch.arange(A, device=device).repeat_interleave(N // A)[None]  # (1, N)
     default = [x if 10 * x <= args.total_timesteps else args.total_timesteps // 100 for x in (100_000_000, 20_000_000)]
     start, interval = (y if x is None else x for x, y in zip((args.pbt_start, args.pbt_interval), default))
