@@ -376,7 +376,7 @@ class AllegroKukaBase(VectorEnv):
         """Append a loose obstacle, upright and at rest, to the coordinates and velocities of a reset."""
         if self.obstacle is None or not self.obstacle.loose:
             return qpos, qvel
-        upright = qpos.new_tensor([0.0, 0.0, scene.TABLE_TOP, 1.0, 0.0, 0.0, 0.0]).expand(self.num_envs, 7)
+        upright = self.tensor([0.0, 0.0, scene.TABLE_TOP, 1.0, 0.0, 0.0, 0.0]).expand(self.num_envs, 7)
         return torch.cat([qpos, upright], 1), torch.cat([qvel, torch.zeros_like(upright[:, 1:])], 1)
 
     def place_object(self, mask, qpos, qvel):
