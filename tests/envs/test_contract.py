@@ -1,10 +1,11 @@
 """The contract of envs/base.py on every task and on a task of a user's own; then the numbers of Moat, by hand."""
 
-import importlib
+import gc
 import io
 import math
 import runpy
 import sys
+import weakref
 from functools import lru_cache
 
 import pytest
@@ -127,6 +128,20 @@ class Waits(TorchDispatchMode):
 
 
 @every_env
+def test_an_environment_that_nobody_holds_is_gone(env_id):
+    """At once, before the garbage collector finds it: an engine takes gigabytes of a GPU."""
+    gc.disable()
+    try:
+        env = started(env_id)
+        env.step(torch.zeros(2, env.num_actions))
+        gone = weakref.ref(env)
+        del env
+        assert gone() is None
+    finally:
+        gc.enable()
+
+
+@every_env
 def test_a_step_does_not_wait_for_a_gpu(env_id, monkeypatch):
     """AllegroKuka's asks whether there are successes and resets, since placing an object takes so many operators."""
     env = started(env_id, 4)
@@ -150,48 +165,6 @@ def test_a_step_launches_few_operators(env_id):
             env.episode_step[0] = step % 2 * env.max_episode_steps
             env.step(action)
     assert waits.launches / 12 <= (500 if env_id.startswith("AllegroKuka") else 300)
-
-
-class OnMeta:
-    """An engine on torch's device meta, where tensors have shapes but no data."""
-
-    def __init__(self, engine):
-        self.name = engine.name
-        for name in ("qpos", "qvel", "sensors", "body_pos", "body_quat", "body_linvel", "body_angvel", "broken"):
-            setattr(self, name, getattr(engine, name).to("meta"))
-
-    def take(self, *tensors):
-        assert all(tensor is None or tensor.is_meta for tensor in tensors)
-
-    step = set_state = set_mocap = take
-
-
-class NoGenerator:
-    """The device meta has none; None stands for the global one."""
-
-    def __init__(self, device):
-        pass
-
-    def manual_seed(self, seed):
-        return None
-
-
-@pytest.mark.parametrize("env_id", envs.TASKS)
-def test_everything_is_on_the_device(env_id, monkeypatch):
-    """A tensor made on the CPU by mistake cannot be combined with tensors on the device meta."""
-    if env_id not in envs.PURE_TORCH:
-        modules = [importlib.import_module(parent.__module__) for parent in envs.find_class(env_id).__mro__]
-        module = next(module for module in modules if hasattr(module, "make_engine"))
-        make = module.make_engine
-        monkeypatch.setattr(module, "make_engine", lambda *args, **sizes: OnMeta(make(*args[:5], "cpu", **sizes)))
-    monkeypatch.setattr(torch, "Generator", NoGenerator)
-    monkeypatch.setattr(torch.Tensor, "__bool__", lambda value: True)  # no data: every mask is taken for full
-    monkeypatch.setattr(torch.Tensor, "nonzero", lambda mask: torch.arange(len(mask), device=mask.device)[:, None])
-    env = envs.make(env_id, 4, "meta")
-    env.reset()
-    *results, info = env.step(torch.zeros(4, env.num_actions, device="meta"))
-    results += [info["final_obs"], *info["episode"].values(), *info["metrics"].values()]
-    assert all(x.is_meta for x in results + list(vars(env).values()) if isinstance(x, torch.Tensor))
 
 
 def test_the_learners_low_precision_is_not_the_tasks(monkeypatch):
