@@ -39,8 +39,8 @@ NUMBER = r"-?[\d.]+"
 PROGRESS = re.compile(
     rf" *(?P<steps>[\d,]+) steps \| (return +{NUMBER} \| objective +{NUMBER}"
     rf"|no whole episode of the leader yet, reward per step {NUMBER}"
-    rf"|objective: leader {NUMBER} \(\d+ (episodes|iterations ago)\)(, median {NUMBER})?, best {NUMBER})"
-    r"( \| \d+ generations)? \| [\d,]+/s \| (\d+ days?, )?\d+:\d\d:\d\d left"
+    rf"|objective: leader {NUMBER} \(\d+ (episodes?|iterations? ago)\)(, median {NUMBER})?, best {NUMBER})"
+    r"( \| generation \d+)? \| [\d,]+/s \| (\d+ days?, )?\d+:\d\d:\d\d left"
 )
 
 
