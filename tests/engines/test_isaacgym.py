@@ -95,17 +95,6 @@ def test_contract(env_id, install):
     assert rewards.any() and finished >= 4
 
 
-def test_reset_begins_all_episodes_anew(install):
-    install()
-    for env_id in ("ShadowHand", "Ant"):
-        env, _ = started(env_id, 1)
-        play(env, [[1.0]] * 3)
-        assert not env.reset().any() and env.episode_length.tolist() == [0] == env.episode_step.tolist()
-        (obs, *_), (later, *_) = play(env, [[1.0], [1.0]])
-        assert seen(obs[0]) == ([2.0, 1.0, 0.25] if env_id == "ShadowHand" else [2.0, 0.0, 0.0])
-        assert seen(later[0]) == ([2.0, 2.0, 0.5] if env_id == "ShadowHand" else [2.0, 1.0, 0.25])
-
-
 # ---------------------------------------------------------------- ends
 
 
@@ -191,12 +180,6 @@ def test_all_successes_truncate(install):
     assert info["episode"]["objective"].tolist() == [1.0, 0.0]
 
 
-def test_a_fall_in_the_last_step_counts_as_a_time_out(install):
-    install({"ShadowHand": {"episodeLength": 10}})
-    _, _, terminated, truncated, _ = play(started("ShadowHand", 1)[0], [[-1.0]] * 9)[-1]
-    assert truncated.item() and not terminated.item()
-
-
 def test_a_stacked_cube_is_a_success(install):
     install({"FrankaCubeStack": {"episodeLength": 80}})
     env, _ = started("FrankaCubeStack", 2)
@@ -265,14 +248,6 @@ def test_a_run_and_its_resumption(script, env_id, flags, install, train, capsys)
 
 
 # ---------------------------------------------------------------- errors, imports
-
-
-def test_one_line_where_isaac_gym_cannot_be(capsys):
-    with pytest.raises(SystemExit) as end:
-        epo.main(["--env-id", "AllegroKukaTwoArmsRegrasping", "--engine=isaacgym"])
-    version = ".".join(map(str, sys.version_info[:2]))
-    assert end.value.code == 2
-    assert capsys.readouterr().err == f"--engine isaacgym: needs Python 3.8, this is {version}\n"
 
 
 @pytest.fixture

@@ -16,14 +16,12 @@ import ppo
 from envs.engines import make_engine
 from envs.models import allegro_kuka_scene as scene
 from envs.tasks.allegro_kuka import ARM_SPEED, OBJECT
-from tests.conftest import parse, the_run
+from tests.conftest import the_run
 from tests.engines.test_engines import controls, make_spec, run, settle
 from tests.envs.test_allegro_kuka_grasp import GRASP, LIFT, RESTING_HEIGHT, START
-from tests.envs.test_contract import RefuseToWait
+from tests.envs.test_contract import Waits
 
 pytest.importorskip("mujoco_warp")
-import warp as wp  # noqa: E402
-
 from envs.engines import mujoco_warp  # noqa: E402
 
 CARTPOLE = "--env-id Cartpole --engine warp --no-cuda --num-envs 8 --num-steps 8 --hidden-sizes 16"
@@ -122,11 +120,12 @@ def test_a_graph_does_what_it_was_recorded_from():
 def test_nothing_waits_for_a_gpu():
     engine = make()
     mask, qpos, qvel = torch.ones(6, dtype=torch.bool), engine.qpos.clone(), engine.qvel.clone()
-    with RefuseToWait():
+    with Waits() as waits:
         engine.step(torch.zeros(6, 2), torch.zeros(6, 1, 6))
         engine.step(torch.zeros(6, 2))
         engine.set_state(mask, qpos, qvel)
         engine.set_mocap(mask, torch.zeros(6, 0, 7))
+    assert waits.count == 0
 
 
 def test_a_joints_limit_is_not_taken_for_the_tendons_of_its_number():
@@ -211,56 +210,23 @@ def test_memory():
 def test_a_run_and_its_resumption(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     ppo.main(f"{CARTPOLE} --total-timesteps 256".split())
-    assert capsys.readouterr().out.startswith("Cartpole: engine warp, cpu")
-    whole = the_run(tmp_path)
-    state = torch.load(whole / "checkpoint.pt", weights_only=True)
-    (tmp_path / "half").mkdir()
-    monkeypatch.chdir(tmp_path / "half")
+    assert "Cartpole: engine warp, cpu" in capsys.readouterr().out
+    whole = the_run(tmp_path).rename("whole")
     ppo.main(f"{CARTPOLE} --total-timesteps 128".split())
-    half = the_run(tmp_path / "half")
-    ppo.main(f"{CARTPOLE} --total-timesteps 256 --resume {half}".split())
-    resumed = torch.load(half / "checkpoint.pt", weights_only=True)
-    assert torch.equal(state["state"]["env"]["engine"]["state"], resumed["state"]["env"]["engine"]["state"])
-    assert all(torch.equal(x, resumed["state"]["agent"][key]) for key, x in state["state"]["agent"].items())
+    ppo.main(f"{CARTPOLE} --total-timesteps 256 --resume {the_run(tmp_path)}".split())
+    runs = whole, the_run(tmp_path)
+    whole, resumed = (torch.load(run / "checkpoint.pt", weights_only=True)["state"] for run in runs)
+    assert torch.equal(whole["env"]["engine"]["state"], resumed["env"]["engine"]["state"])
+    assert all(torch.equal(x, resumed["agent"][key]) for key, x in whole["agent"].items())
 
 
-def refused(flags, capsys):
-    with pytest.raises(SystemExit) as exit:
-        parse(ppo, flags)
-    assert exit.value.code == 2
-    return capsys.readouterr().err
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
-def test_no_gpu(capsys):
-    line = refused("--env-id Cartpole --engine warp", capsys)
-    assert line.startswith("--engine warp: needs a CUDA GPU") and "--no-cuda" in line and line.count("\n") == 1
-
-
-def test_not_installed(monkeypatch, capsys):
-    find_spec = importlib.util.find_spec
+def test_what_cannot_be_is_refused_in_one_line(monkeypatch):
+    version, find_spec = importlib.metadata.version, importlib.util.find_spec
+    assert envs.find_engine("auto", "Cartpole", "cpu") == "mujoco" != envs.find_engine("auto", "Cartpole", "cuda")
+    with monkeypatch.context() as patch:
+        patch.setattr(importlib.metadata, "version", lambda name: "3.9.0" if name == "mujoco" else version(name))
+        with pytest.raises(ValueError, match="^mujoco 3.9.0 and mujoco-warp .* differ: pip .* requirements-gpu.txt$"):
+            envs.find_engine("warp", "Cartpole")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name != "mujoco_warp" and find_spec(name))
-    line = refused("--env-id Cartpole --engine warp --no-cuda", capsys)
-    assert line == "--engine warp: needs the package mujoco_warp, not installed; valid here: auto, mujoco\n"
-
-
-def test_versions_that_do_not_match(monkeypatch, capsys):
-    version = importlib.metadata.version
-    monkeypatch.setattr(importlib.metadata, "version", lambda name: "3.9.0" if name == "mujoco" else version(name))
-    line = refused("--env-id Cartpole --engine warp --no-cuda", capsys)
-    assert line.startswith("--engine warp: mujoco 3.9.0 and mujoco-warp") and "requirements-gpu.txt" in line
-
-
-def test_too_little_memory_is_one_line(monkeypatch, capsys):
-    check = mujoco_warp.check_memory
-    monkeypatch.setattr(mujoco_warp.MujocoWarp, "_check_memory", lambda self: check(8, 1e9, 3e9))
-    with pytest.raises(SystemExit) as exit:
-        ppo.main(CARTPOLE.split())
-    line = capsys.readouterr().err
-    assert exit.value.code == 2 and line == "--num-envs 8: needs 8.0 GB of GPU memory, 3.0 GB are free: at most 3 fit\n"
-
-
-def test_auto_takes_warp_on_a_gpu_alone():
-    assert envs.find_engine("auto", "Cartpole", "cpu") == "mujoco"
-    assert envs.find_engine("auto", "Cartpole", "cuda") == "warp"
-    assert wp.config.version == importlib.metadata.version("warp-lang")
+    with pytest.raises(ValueError, match="^needs the package mujoco_warp, not installed; valid here: auto, mujoco$"):
+        envs.find_engine("warp", "Cartpole")

@@ -107,21 +107,6 @@ def test_envpool_steps_as_it_does_without_the_adapter():
 
 
 @pytest.mark.parametrize("env_id", ["envpool:Pendulum-v1", "gymnasium:Pendulum-v1"])
-def test_a_truncated_episode(env_id):
-    """cos, sin, velocity: the observation that ends a step follows from the one before it, also at the time limit."""
-    env = envs.make(env_id, 4)
-    history = play(env, 201)
-    assert env.max_episode_steps == 200
-    for t, (obs, action, (_, _, terminated, truncated, info)) in enumerate(history, 1):
-        assert not terminated.any() and truncated.tolist() == [t == 200] * 4
-        velocity = (obs[:, 2] + 0.75 * obs[:, 1] + 0.15 * 2.0 * action[:, 0]).clamp(-8.0, 8.0)
-        assert torch.allclose(info["final_obs"][:, 2], velocity, atol=1e-4)
-    obs, _, (next_obs, *_, info) = history[199]
-    assert (next_obs != info["final_obs"]).any(1).all() and torch.equal(history[200][0], next_obs)
-    assert info["episode"]["length"].tolist() == [200.0] * 4
-
-
-@pytest.mark.parametrize("env_id", ["envpool:Pendulum-v1", "gymnasium:Pendulum-v1"])
 def test_first_episodes_are_staggered(env_id):
     """At the end of a shortened episode the library knows of no end: cos, sin and velocity begin anew all the same."""
     env = envs.make(env_id, 4, training=True)

@@ -208,7 +208,7 @@ def fly(env_id, y=0.0, height=0.2, board=None):
     qpos[:, :46], qpos[:, 46:49], qpos[:, 49:53] = away, start, turn
     qvel[:, 46], qvel[:, 48] = speed, rise
     if board is not None:
-        qpos[:, 53:60] = board
+        qpos[:, 53:60] = torch.tensor(board)
     env.engine.set_state(everywhere, qpos, qvel)
     env.goal[:, 0], env.goal[:, 1] = last, y
     env.goal[:, 2], env.goal[:, 3:] = start[2] + rise * seconds - 0.5 * 9.81 * seconds**2, turn
@@ -221,20 +221,13 @@ def fly(env_id, y=0.0, height=0.2, board=None):
     return succeeded
 
 
-def test_a_throw_through_the_hole_succeeds():
-    assert fly(HOLE, height=0.37).all()
-    assert not fly(HOLE).any() and not fly(HOLE, height=0.6).any()
-
-
-def test_a_throw_past_the_side_of_the_barrier_succeeds():
-    assert fly(BARRIER, y=0.3).all()
-    assert not fly(BARRIER).any()
-
-
-def test_a_throw_succeeds_once_the_partition_lies_flat():
-    fallen = torch.tensor([0.01, 0.0, 0.54, 0.5**0.5, 0.0, 0.5**0.5, 0.0])  # towards the right
-    assert fly(PARTITION, board=fallen).all()
-    assert not fly(PARTITION).any()
+@pytest.mark.parametrize("env_id, passes, fails", [
+    (HOLE, dict(height=0.37), dict(height=0.6)), (HOLE, dict(height=0.37), {}),  # above the opening, below it
+    (BARRIER, dict(y=0.3), {}),
+    (PARTITION, dict(board=[0.01, 0.0, 0.54, 0.5**0.5, 0.0, 0.5**0.5, 0.0]), {}),  # it lies flat, towards the right
+])  # fmt: skip
+def test_a_throw_succeeds_where_the_way_is_open(env_id, passes, fails):
+    assert fly(env_id, **passes).all() and not fly(env_id, **fails).any()
 
 
 # -------------------------------------------------------------------- scripted hands

@@ -189,20 +189,6 @@ def test_gripper(make_still):
     assert torch.equal(env.engine.ctrl[:, 7:], opening[:, None].expand(4, 2))
 
 
-def test_an_action_is_an_acceleration_of_the_hand(make_still):
-    """150 / s^2 times 0.1 m or 0.5 rad in world axes; nothing at rest in the default pose without an action."""
-    env = make_still("FrankaCubePush", 7)
-    env.engine.qpos[:, :9] = env.joint_default
-    act(env, torch.cat([torch.eye(7)[:, :6] * 0.02, torch.zeros(7, 1)], 1))
-    torque = env.engine.ctrl[:, :7]
-    jacobian, mass = env.controller.dynamics(env.engine.body_pos[:, :9], env.engine.body_quat[:, :9])
-    acceleration = (jacobian @ torch.linalg.solve(mass, torque[..., None])).squeeze(2)
-    expected = torch.zeros(7, 6)
-    expected[:6] = torch.diag(0.02 * 150.0 * torch.tensor([0.1, 0.1, 0.1, 0.5, 0.5, 0.5]))
-    assert (acceleration - expected).abs().max() < 0.005
-    assert torque[6].abs().max() < 1e-5 and torque[:6].abs().amax(1).min() > 0.01
-
-
 def test_the_hand_is_braked_by_the_velocity_of_the_grip_site(make_still):
     env = make_still("FrankaCubePush", 1)
     env.engine.qpos[:, :9] = env.joint_default
