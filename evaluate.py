@@ -83,7 +83,7 @@ class Player:
 
     def __init__(self, agent, ids, deterministic):
         self.agent, self.deterministic, num_envs = agent, deterministic, len(ids)
-        self.ids = (ids[None],) if hasattr(agent, "latents") else ()  # ppo.py has one agent
+        self.ids = (ids[None],) if hasattr(agent, "latents") or isinstance(agent, torch.nn.ModuleList) else ()
         self.dones = torch.ones(1, num_envs, dtype=torch.bool, device=ids.device)
         self.lstm_state = torch.zeros(1, num_envs, agent.state_size, device=ids.device)
 
@@ -117,21 +117,20 @@ def agents_of(saved):
 
 
 def print_scores(saved, script, num_episodes, args, device):
-    """Play the leader and the best agent, with sampled and with mean actions: a table."""
+    """Play the leader (agent 0 where none leads) and the best agent, with sampled and with mean actions: a table."""
     print(f"{saved['args']['env_id']}, {saved['script']}.py, {saved['global_step']:,} steps, {num_episodes} episodes")
     print("| agent | actions | return | objective | episode length |\n|-|-|-|-|-|", flush=True)
-    num_agents, best = agents_of(saved)
-    players = {"leader": 0, "best": best} if best else {"leader" if num_agents > 1 else "agent": 0}
+    first, (_, best) = "leader" if hasattr(script, "LEADER") else "agent", agents_of(saved)
+    players = {first: 0, "best": best} if best else {first: 0}
     for name, k in players.items():
-        for deterministic in (False, True):
+        for actions in ("sampled", "mean"):
             env = make_env(saved, num_episodes, args.seed, args.engine, device)
             ids = torch.full((num_episodes,), k, device=device)
-            player = Player(make_agent(saved, script, env, device), ids, deterministic)
+            player = Player(make_agent(saved, script, env, device), ids, deterministic=actions == "mean")
             torch.manual_seed(args.seed)
             returns, lengths, objectives = play(env, player).double()
-            error = 1 / math.sqrt(num_episodes)
-            numbers = [f"{x.mean():.2f} ± {x.std(unbiased=False) * error:.2f}" for x in (returns, objectives)]
-            actions = "mean" if deterministic else "sampled"
+            del env  # before the next one takes memory
+            numbers = [f"{x.mean():.2f} ± {x.std(unbiased=False) / num_episodes**0.5:.2f}" for x in (returns, objectives)]
             print(f"| {name}, {k} | {actions} | {' | '.join(numbers)} | {lengths.mean():.0f} |", flush=True)
 
 

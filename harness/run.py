@@ -100,9 +100,8 @@ class Run:
 
     def check_finite(self, iteration, tensors):
         """Raises FloatingPointError with the name of the first tensor (name -> tensor) that is not finite."""
-        largest = tensors["rewards"].abs().max()
-        if iteration == 1 and 0.0 < largest < 1e-3:
-            print(f"rewards are at most {largest:.0e}, lost beside the normalisers' floors: raise --reward-scale")
+        if iteration == 1 and 0.0 < tensors["rewards"].abs().max() < 1e-3:  # the normalisers have floors
+            print("rewards times --reward-scale are below 1e-3, too small to learn from: raise it", file=sys.stderr)
         extremes = torch.stack([x for tensor in tensors.values() for x in tensor.aminmax()])  # NaN where any is
         if not extremes.isfinite().all():
             first = next(name for name, tensor in tensors.items() if not tensor.isfinite().all())
@@ -186,8 +185,9 @@ class Run:
             result = f"no whole episode of the leader yet, reward per step {numbers['charts/reward_per_step']:.4f}"
         elif "population/objective_median" in numbers:
             source = f"{age:.0f} iterations ago" if age else f"{numbers['charts/leader_episodes']:.0f} episodes"
+            leader = "" if "pbt/lr_min" in numbers else f"leader {objective:.2f} ({source}), "
             median, best = numbers["population/objective_median"], numbers["charts/best_agent_objective"]
-            result = f"objective: leader {objective:.2f} ({source}), median {median:.2f}, best {best:.2f}"
+            result = f"objective: {leader}median {median:.2f}, best {best:.2f}"
         if "evolution/generation" in numbers:
             result += f" | {numbers['evolution/generation']:.0f} generations"
         steps = self.args.num_iterations * self.args.num_envs * self.args.num_steps

@@ -9,7 +9,6 @@ import torch
 
 import envs
 from envs.models import ant, humanoid
-from envs.models.walker import SUBSTEPS
 from envs.tasks import locomotion as task
 from tests.envs.helpers import StillEngine, started, turn
 
@@ -123,12 +122,6 @@ def test_self_collision_of_the_humanoid_alone(models):
         assert touched > 20 if touches else touched == 0
 
 
-@BOTH
-def test_nothing_touches_in_the_default_pose(models, env_id):
-    robot = ROBOTS[env_id]
-    assert data_at(models[env_id], robot.DEFAULT_POSE, robot.START_HEIGHT).ncon == 0
-
-
 # ---------------------------------------------------------------- physics
 
 
@@ -180,25 +173,6 @@ def test_a_tumbling_robot_keeps_its_energy(env_id, divisor, tolerance):
     mujoco.mj_forward(model, data)
     assert np.abs(data.qpos - start)[7:].max() > 0.2 and data.energy[0] < potential - 5.0
     assert data.energy.sum() == pytest.approx(total, abs=tolerance * (potential - data.energy[0]))
-
-
-@BOTH
-def test_full_torque_throws_nothing_about(models, env_id):
-    """The reason for two substeps: with one, an Ant at full torque leaves the ground by 15 m."""
-    model, robot, rng = models[env_id], ROBOTS[env_id], np.random.default_rng(0)
-    heights, excess, speeds = [], [], []
-    for _ in range(10):
-        data = data_at(model, robot.DEFAULT_POSE, robot.START_HEIGHT)
-        for _ in range(60):
-            data.ctrl[:] = np.sign(rng.normal(size=model.nu))
-            for _ in range(SUBSTEPS):
-                mujoco.mj_step(model, data)
-            heights.append(data.qpos[2])
-            outside = np.maximum(data.qpos[7:] - model.jnt_range[1:, 1], model.jnt_range[1:, 0] - data.qpos[7:])
-            excess.append(outside.max())
-            speeds.append(np.abs(data.qvel[6:]).max())
-    assert max(heights) < 2.0 and max(speeds) < 100.0
-    assert np.quantile(excess, 0.99) < 0.45 and max(excess) < 0.7
 
 
 def test_feet_of_a_resting_ant_carry_its_weight(models):
@@ -405,9 +379,6 @@ def test_angles_are_wrapped(make_still, env_id):
     assert yaw == pytest.approx([-0.01, 0.0, 3.1, 0.0], abs=1e-5)
     assert roll == pytest.approx([0.0, -0.02, 0.0, 3.1], abs=1e-5)
     assert angle == pytest.approx([0.01, 0.0, 1.75 * math.pi - 3.1, 0.0], abs=1e-5)
-    angles = torch.tensor([-7.0, -3.2, 0.0, 3.2, 7.0])
-    assert task.wrap(angles).tolist() == pytest.approx([-7 + 2 * math.pi, -3.2 + 2 * math.pi, 0.0, 3.2 - 2 * math.pi,
-                                                        7.0 - 2 * math.pi], abs=1e-5)  # fmt: skip
 
 
 @BOTH
@@ -454,12 +425,3 @@ def test_the_action_is_the_torque(env_id):
     env.engine.step(signs)
     turned = (env.engine.qvel[:, 6:] - drift).gather(1, signs.abs().argmax(1, keepdim=True))[:, 0]
     assert (turned * signs.sum(1) > 1.0).all()
-
-
-def test_an_idle_ant_stays_alive_and_an_idle_humanoid_falls():
-    for env_id, alive in (("Ant", True), ("Humanoid", False)):
-        env = started(env_id, 8)
-        ended = torch.zeros(8, dtype=torch.bool)
-        for _ in range(200):
-            ended |= env.step(torch.zeros(8, env.num_actions))[2]
-        assert not ended.any() if alive else ended.all()

@@ -21,7 +21,7 @@ from harness import hyperparameters
 from tests.conftest import documents
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-SCRIPTS = ["ppo.py", "sapg.py", "cpo.py", "epo.py"]
+SCRIPTS = ["ppo.py", "sapg.py", "cpo.py", "epo.py", "pbt.py"]
 
 
 def files(*patterns):
@@ -91,7 +91,8 @@ def words_of(paths):
 
 
 def test_budgets():
-    for script, most in {"ppo": 400, "sapg": 500, "cpo": 610, "epo": 615, "evaluate": 200, "export": 110}.items():
+    scripts = {"ppo": 400, "sapg": 500, "cpo": 610, "epo": 615, "pbt": 530, "evaluate": 200, "export": 110}
+    for script, most in scripts.items():
         assert lines_of(f"{script}.py") <= most, script
     assert lines_of("harness/*.py", but=["distributed.py"]) <= 700
     assert lines_of("harness/distributed.py") <= 130
@@ -105,6 +106,7 @@ def test_budgets():
 
 @pytest.mark.parametrize("old, new, added, removed", [
     ("ppo.py", "sapg.py", 135, 30), ("sapg.py", "cpo.py", 135, 20), ("sapg.py", "epo.py", 135, 15),
+    ("ppo.py", "pbt.py", 130, 30),
 ])  # fmt: skip
 def test_the_diff_is_the_lesson(old, new, added, removed):
     lines = subprocess.run(["diff", old, new], cwd=ROOT, capture_output=True, text=True).stdout.splitlines()
@@ -135,7 +137,7 @@ SHARED = "MAX_STD RunningMeanStd layer_init make_mlp compute_gae n_step_returns 
 SHARED_BY_POPULATIONS = [*SHARED, "Agent", "sample_offpolicy_columns", "offpolicy_batch"]
 
 
-@pytest.mark.parametrize("scripts, shared", [(SCRIPTS, SHARED), (SCRIPTS[1:], SHARED_BY_POPULATIONS)])
+@pytest.mark.parametrize("scripts, shared", [(SCRIPTS, SHARED), (SCRIPTS[1:4], SHARED_BY_POPULATIONS)])
 def test_shared_blocks_are_the_same_to_the_letter_and_in_the_same_order(scripts, shared):
     found = [definitions(script) for script in scripts]
     for name in shared:
@@ -146,10 +148,15 @@ def test_shared_blocks_are_the_same_to_the_letter_and_in_the_same_order(scripts,
         assert [name for name in each if name in found[0]] == [name for name in found[0] if name in each]
 
 
+def test_a_network_of_pbt_is_ppos_agent():
+    assert definitions("pbt.py")["Network"].replace("Network", "Agent") == definitions("ppo.py")["Agent"]
+
+
 def test_a_scripts_flags_are_those_before_it_and_its_own():
-    ppo_flags, sapg_flags, cpo_flags, epo_flags = map(flags, SCRIPTS)
-    assert list(sapg_flags.items())[: len(ppo_flags)] == list(ppo_flags.items())
-    assert len(sapg_flags) - len(ppo_flags) <= 8
+    ppo_flags, sapg_flags, cpo_flags, epo_flags, pbt_flags = map(flags, SCRIPTS)
+    for child in (sapg_flags, pbt_flags):
+        assert list(child.items())[: len(ppo_flags)] == list(ppo_flags.items())
+        assert len(child) - len(ppo_flags) <= 8
     for child, differs in ((cpo_flags, "aggregation"), (epo_flags, "num_agents")):
         assert list(child)[: len(sapg_flags)] == list(sapg_flags)
         assert {name for name in sapg_flags if child[name] != sapg_flags[name]} == {differs}

@@ -15,6 +15,7 @@ import torch
 import cpo
 import epo
 import harness
+import pbt
 import ppo
 import sapg
 from envs.base import VectorEnv
@@ -27,6 +28,7 @@ OWN = {
     sapg: POPULATION,
     cpo: f"{POPULATION} --adversarial-coef 0.1 --discriminator-sizes 8 --reverse-kl-coef 0.1 --awac-coef 0.1",
     epo: f"{POPULATION} --ga-interval 0.1 --ga-warmup 0.1",
+    pbt: "--num-agents 4 --pbt-start 1 --pbt-interval 1 --mutation-rate 0.5",
 }
 TASKS = {DRIFT: (32, 9), "Moat": (32, 32), "Cartpole": (64, 32), "AllegroKukaRegrasping": (8, 32)}
 STEPS = 32 * 32  # of an iteration of Moat
@@ -72,6 +74,8 @@ def test_resumed_is_uninterrupted_bit_by_bit(script, task, network):
     if script is epo and task == DRIFT:  # something to get lost
         early, whole = (saved["state"]["lineage_stats"] for saved in (early, whole))
         assert early["pending"] and early["generation"] and whole["generation"] > 1
+    if script is pbt:
+        assert 0 < early["state"]["last_copy"] < whole["state"]["last_copy"]
 
 
 def test_the_checkpoint_at_an_interval_is_the_state_of_then(monkeypatch):
