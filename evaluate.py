@@ -123,15 +123,14 @@ def print_scores(saved, script, num_episodes, args, device):
     first, (_, best) = "leader" if hasattr(script, "LEADER") else "agent", agents_of(saved)
     players = {first: 0, "best": best} if best else {first: 0}
     for name, k in players.items():
-        for deterministic in (False, True):
+        for actions in ("sampled", "mean"):
             env = make_env(saved, num_episodes, args.seed, args.engine, device)
             ids = torch.full((num_episodes,), k, device=device)
-            player = Player(make_agent(saved, script, env, device), ids, deterministic)
+            player = Player(make_agent(saved, script, env, device), ids, deterministic=actions == "mean")
             torch.manual_seed(args.seed)
             returns, lengths, objectives = play(env, player).double()
-            error = 1 / math.sqrt(num_episodes)
-            numbers = [f"{x.mean():.2f} ± {x.std(unbiased=False) * error:.2f}" for x in (returns, objectives)]
-            actions = "mean" if deterministic else "sampled"
+            del env  # before the next one takes memory
+            numbers = [f"{x.mean():.2f} ± {x.std(unbiased=False) / num_episodes**0.5:.2f}" for x in (returns, objectives)]
             print(f"| {name}, {k} | {actions} | {' | '.join(numbers)} | {lengths.mean():.0f} |", flush=True)
 
 

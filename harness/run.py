@@ -101,7 +101,7 @@ class Run:
     def check_finite(self, iteration, tensors):
         """Raises FloatingPointError with the name of the first tensor (name -> tensor) that is not finite."""
         if iteration == 1 and 0.0 < tensors["rewards"].abs().max() < 1e-3:  # the normalisers have floors
-            print("rewards times --reward-scale are below 1e-3: the learner hardly sees them, raise it", file=sys.stderr)
+            print("rewards times --reward-scale are below 1e-3, too small to learn from: raise it", file=sys.stderr)
         extremes = torch.stack([x for tensor in tensors.values() for x in tensor.aminmax()])  # NaN where any is
         if not extremes.isfinite().all():
             first = next(name for name, tensor in tensors.items() if not tensor.isfinite().all())

@@ -51,7 +51,7 @@ class Drift(VectorEnv):
 
     def __init__(self, num_envs, device, seed):
         super().__init__(num_envs, device, seed)
-        self.position = torch.zeros(num_envs, 2)
+        self.position = self.zeros(2)
 
     def reset_where(self, mask):
         self.position = torch.where(mask[:, None], self.uniform(-0.5, 0.5, 2), self.position)
@@ -59,7 +59,7 @@ class Drift(VectorEnv):
     def advance(self, action):
         self.position = self.position + 0.4 * action
         reward = self.position[:, 0] - action[:, 1] - 0.2 * self.position.square().sum(1)
-        return reward, (self.position.abs() > 1.2).any(1), torch.zeros(self.num_envs, dtype=torch.bool)
+        return reward, (self.position.abs() > 1.2).any(1), self.zeros(dtype=torch.bool)
 
     def observe(self):
         return torch.cat([self.position, self.episode_step[:, None] / 7.0], 1)

@@ -145,11 +145,9 @@ class AllegroKukaBase(VectorEnv):
         self.num_obs += self.num_fingertips if self.observes_records else 0
         self.palms, self.tips = slice(0, self.num_robots), slice(self.num_robots, OBJECT)  # in the engine's body list
 
-        def build_scene(scale):
-            return scene.build_scene(scale, self.goal_shape, self.layout, self.obstacle)
-
         scales = scene.object_scales(self.object_families)
-        models = [functools.partial(build_scene, scale) for scale in scales]
+        which = self.goal_shape, self.layout, self.obstacle
+        models = [functools.partial(scene.build_scene, scale, *which) for scale in scales]
         bodies = [prefix + scene.PALM_BODY for prefix in self.layout.prefixes]
         bodies += [prefix + name for prefix in self.layout.prefixes for name in scene.FINGERTIP_BODIES]
         bodies.append(scene.OBJECT_BODY)
@@ -157,7 +155,7 @@ class AllegroKukaBase(VectorEnv):
             engine, models, num_envs, scene.SUBSTEPS, bodies, self.device,
             max_contacts=self.max_contacts, max_constraints=self.max_constraints,
         )  # fmt: skip
-        self.clearance = Clearance(build_scene(scales[0]).compile(), self.num_joints, self.device)
+        self.clearance = Clearance(models[0]().compile(), self.num_joints, self.device)
 
         def per_robot(values):
             return self.tensor(np.concatenate([values] * self.num_robots))
@@ -376,7 +374,7 @@ class AllegroKukaBase(VectorEnv):
         """Append a loose obstacle, upright and at rest, to the coordinates and velocities of a reset."""
         if self.obstacle is None or not self.obstacle.loose:
             return qpos, qvel
-        upright = qpos.new_tensor([0.0, 0.0, scene.TABLE_TOP, 1.0, 0.0, 0.0, 0.0]).expand(self.num_envs, 7)
+        upright = self.tensor([0.0, 0.0, scene.TABLE_TOP, 1.0, 0.0, 0.0, 0.0]).expand(self.num_envs, 7)
         return torch.cat([qpos, upright], 1), torch.cat([qvel, torch.zeros_like(upright[:, 1:])], 1)
 
     def place_object(self, mask, qpos, qvel):

@@ -260,22 +260,6 @@ def test_actions_are_drawn_as_normal_draws_them(script):
     assert torch.equal(action, policy.sample()) and torch.allclose(logprob, policy.log_prob(action).sum(-1))
 
 
-@every_script
-def test_memory_does_not_cross_an_episodes_beginning(script):
-    torch.manual_seed(0)
-    args = parse(script, f"{FLAGS[script]} --lstm")
-    agent = script.Agent(3, 2, args)
-    obs, other = torch.randn(2, 6, 1, 3).unbind()
-    dones = torch.tensor([False, False, False, True, False, False])[:, None]
-    ids = () if script is ppo else (torch.zeros(1, 1, dtype=torch.long),)
-    states = torch.randn(2, 1, 1, agent.state_size)
-    past = agent.get_value(obs, *ids, dones, states[0])
-    other_past = agent.get_value(torch.cat([other[:3], obs[3:]]), *ids, dones, states[1])
-    assert torch.equal(past[3:], other_past[3:]) and not torch.equal(past[2], other_past[2])
-    no_end = torch.zeros_like(dones)
-    assert not torch.equal(agent.get_value(obs, *ids, no_end, states[0])[3:], past[3:])
-
-
 def test_latents_train_on_after_generations_in_a_run(train):
     run = train(epo, f"{TINY_POPULATION} --ga-threshold 0 --total-timesteps 1728 --num-elites 2")  # 8 iterations
     assert len(run.generations) > 1

@@ -43,9 +43,7 @@ def test_joints_drives_and_masses(model):
     finger = [[-0.558489, 0.558489]] + [[-0.279244, 1.727825]] * 3
     thumb = [[0.279244, 1.57075], [-0.331603, 1.151883], [-0.279244, 1.727825], [-0.279244, 1.762731]]
     assert np.allclose(model.jnt_range[:16], finger * 3 + thumb, atol=1e-5)
-    assert np.allclose(model.actuator_gainprm[:, 0], 3.0) and np.allclose(model.actuator_biasprm[:, 1:3], (-3.0, -0.1))
-    assert np.allclose(model.actuator_forcerange, (-0.5, 0.5)) and np.allclose(model.dof_armature[:16], 0.001)
-    assert model.body("allegro_mount").mass == pytest.approx(0.4654)
+    assert np.allclose(model.actuator_forcerange, (-0.5, 0.5))
     assert model.body_mass.sum() == pytest.approx(0.4654 + 3 * 0.143 + 0.1273 + 0.109850, abs=1e-5)
     assert np.allclose(model.body("cube").inertia, 400 * 0.065**5 / 6)
 
@@ -62,16 +60,6 @@ def test_forward_kinematics(model):
         assert np.allclose(data.body(name).xpos, position, atol=1e-4), name
 
 
-def test_a_hand_at_rest_stays_at_rest_and_touches_nothing(model):
-    rng = np.random.default_rng(0)
-    for _ in range(5):
-        pose = np.clip(0.2 * rng.uniform(robot.JOINT_LOWER, robot.JOINT_UPPER), robot.JOINT_LOWER, robot.JOINT_UPPER)
-        data = start(model, pose=pose)
-        assert data.ncon == 0
-        simulate(model, data, 0.8)
-        assert np.abs(data.qpos[:16] - pose).max() < 1e-4 and np.abs(data.qvel[:16]).max() < 1e-4
-
-
 def test_fingers_pressed_against_each_other_do_not_jitter(model):
     pose = START.copy()
     pose[:12] = [-0.5, 1.3, 0.3, 0.3, 0.0, 1.3, 0.3, 0.3, 0.5, 1.3, 0.3, 0.3]  # index and ring press on the middle
@@ -84,21 +72,6 @@ def test_fingers_pressed_against_each_other_do_not_jitter(model):
         mujoco.mj_step(model, data)
         speeds.append(np.abs(data.qvel[:16]).max())
     assert max(speeds) < 0.02 and np.abs(data.qpos[:16] - before).max() < 5e-3
-
-
-def test_fingers_reach_their_targets_at_a_believable_speed(model):
-    data, rng, speeds = start(model), np.random.default_rng(0), []
-    model.opt.disableflags |= mujoco.mjtDisableBit.mjDSBL_CONTACT.value
-    for _ in range(10):
-        before, overshoot = data.qpos[:16].copy(), np.zeros(16)
-        goal = data.ctrl[:] = rng.uniform(robot.JOINT_LOWER, robot.JOINT_UPPER)
-        for _ in range(90):
-            mujoco.mj_step(model, data)
-            speeds.append(np.abs(data.qvel[:16]).max())
-            overshoot = np.maximum(overshoot, (data.qpos[:16] - goal) * np.sign(goal - before))
-        assert overshoot.max() < 0.06 and np.abs(data.qpos[:16] - goal).max() < 0.05
-    model.opt.disableflags &= ~mujoco.mjtDisableBit.mjDSBL_CONTACT.value
-    assert 4.0 < max(speeds) < 1.2 * robot.HAND_SPEED
 
 
 # -------------------------------------------------------------------- the cube
@@ -149,14 +122,6 @@ def test_a_cube_that_starts_inside_the_fingers_is_not_shot_off(model):
     assert deepest < -0.01
 
 
-def test_the_goal_touches_nothing(model):
-    data = start(model, [0.0, -0.18, 0.56, 1, 0, 0, 0])
-    data.mocap_pos[0] = data.qpos[16:19]
-    mujoco.mj_forward(model, data)
-    goal = model.body("goal").id
-    assert data.ncon == 0 and not (model.geom_contype[model.geom_bodyid == goal]).any()
-
-
 # -------------------------------------------------------------------- reward, term by term
 
 
@@ -198,6 +163,15 @@ def test_reward_terms(changes, name, expected):
     assert terms(**changes)[name] == pytest.approx(expected, abs=1e-5)
 
 
+def test_reward_is_the_sum_of_its_terms(make_still):
+    env = make_still(2)
+    put_cube(env, 0, (0.0, -0.1, 0.52), 0.4)
+    put_cube(env, 1, (0.0, -0.2, 0.52), 0.05)
+    _, reward, *_ = act(env, 0.5)
+    assert reward.tolist() == pytest.approx([-1.0 + 2.0 - 0.0008, 1 / 0.15 + 250.0 - 0.0008], abs=1e-3)
+    assert env.term_sums[0].tolist() == pytest.approx([-1.0, 2.0, -0.0008, 0.0], abs=1e-4)
+
+
 @pytest.mark.parametrize("angle", [0.0, 0.05, 1.0, 3.0, math.pi, 2 * math.pi - 0.3])
 def test_angle_of_a_quaternion_and_its_negative(angle):
     for sign in (1.0, -1.0):
@@ -206,15 +180,6 @@ def test_angle_of_a_quaternion_and_its_negative(angle):
 
 
 # -------------------------------------------------------------------- rules
-
-
-def test_reward_is_the_sum_of_its_terms(make_still):
-    env = make_still(2)
-    put_cube(env, 0, (0.0, -0.1, 0.52), 0.4)
-    put_cube(env, 1, (0.0, -0.2, 0.52), 0.05)
-    _, reward, *_ = act(env, 0.5)
-    assert reward.tolist() == pytest.approx([-1.0 + 2.0 - 0.0008, 1 / 0.15 + 250.0 - 0.0008], abs=1e-3)
-    assert env.term_sums[0].tolist() == pytest.approx([-1.0, 2.0, -0.0008, 0.0], abs=1e-4)
 
 
 def test_a_success_brings_the_next_goal_at_once_and_leaves_all_else(make_still):
@@ -238,8 +203,6 @@ def test_objective_counts_the_successes_of_the_episode(make_still):
         put_cube(env, 0, off_goal=0.05)
         put_cube(env, 1, off_goal=1.0)
         act(env)
-    assert env.consecutive_successes.item() == 0.0  # nothing finished
-    env.consecutive_successes.fill_(10.0)
     env.episode_step.fill_(599)
     put_cube(env, 0, off_goal=0.05)
     goal = env.goal.clone()
@@ -247,7 +210,20 @@ def test_objective_counts_the_successes_of_the_episode(make_still):
     assert truncated.all() and info["episode"]["objective"].tolist() == [4.0, 0.0]
     assert torch.equal(info["final_obs"][:, 64:68], goal.roll(-1, 1)) and not env.term_sums.any()
     assert info["metrics"]["successes"].item() == 2.0 and env.successes.tolist() == [0.0, 0.0]
-    assert info["metrics"]["consecutive_successes"].item() == pytest.approx(0.9 * 10.0 + 0.1 * 2.0)
+    assert info["metrics"]["consecutive_successes"].item() == pytest.approx(0.2)  # 0.1 of the newest mean
+
+
+def test_consecutive_successes_average_over_what_finishes(make_still):
+    env = make_still(4)
+    env.consecutive_successes.fill_(10.0)
+    for index in range(4):
+        put_cube(env, index)
+    act(env)
+    assert env.consecutive_successes.item() == 10.0  # nothing finished
+    env.successes[:] = torch.tensor([6.0, 2.0, 50.0, 50.0])
+    env.episode_step[:2] = 599
+    act(env)
+    assert env.consecutive_successes.item() == pytest.approx(0.9 * 10.0 + 0.1 * 4.0)
 
 
 @pytest.mark.parametrize("drop, lost", [(0.239, False), (0.241, True)])
@@ -258,16 +234,6 @@ def test_a_lost_cube_terminates(make_still, drop, lost):
     _, reward, terminated, truncated, _ = act(env)
     assert terminated.tolist() == [lost, False] and not truncated.any()
     assert reward[0].item() == pytest.approx(-10 * drop + 1 / 1.1, abs=1e-3)  # no penalty for losing it
-
-
-def test_a_broken_world_earns_nothing_and_ends(make_still):
-    env = make_still(2)
-    for index in range(2):
-        put_cube(env, index, off_goal=0.05)
-    env.engine.broken[0] = True
-    _, reward, terminated, _, info = act(env)
-    assert terminated.tolist() == [True, False] and reward[0] == 0.0 and reward[1] > 250.0
-    assert info["metrics"]["nan_worlds"].item() == 1 and info["episode"]["objective"].tolist() == [0.0, 1.0]
 
 
 def test_actions_are_absolute_targets(make_still):
@@ -330,13 +296,11 @@ def test_observation_layout(env_id):
         assert obs[i] == pytest.approx(np.clip(np.array(expected, float), -5, 5), abs=3e-4)
 
 
-def test_observation_is_clamped_and_joint_forces_are_zeros_unless_switched_on(make_still, monkeypatch):
+def test_joint_forces_are_zeros_unless_switched_on(make_still, monkeypatch):
     """The hand of the original reads sensors that it never enables; ShadowHand's are on."""
     env = make_still(2)
-    env.engine.qvel[:, 0], env.last_action[:, 1] = 100.0, -7.0
     env.engine.sensors[:, :16], env.engine.sensors[:, 16:] = 0.2, 0.0
-    obs = env.observe()
-    assert (obs[:, 16] == 5.0).all() and (obs[:, 73] == -5.0).all() and not obs[:, 32:48].any()
+    assert torch.equal(env.observe()[:, 32:48], torch.zeros(2, 16))
     monkeypatch.setattr(task.AllegroHand, "joint_force_sensors", True)
     assert (env.observe()[:, 32:48] != 0.0).all() and task.ShadowHand.joint_force_sensors
 

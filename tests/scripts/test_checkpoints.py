@@ -299,11 +299,3 @@ def test_a_broken_world_does_not_reach_the_learner(monkeypatch):
     train(ppo, command(ppo, "Cartpole", iterations=2))
     assert [e.value for e in scalars(the_run(), "charts/nan_worlds")] == [1.0, 1.0]
     assert all(x.isfinite().all() for x in checkpoint(the_run())["state"]["agent"].values())
-
-
-def test_a_state_that_the_script_does_not_have_yet_is_a_key_error(monkeypatch):
-    train(ppo, command(ppo, iterations=1))
-    make, more = harness.Run.__init__, {"n": torch.zeros(1)}
-    monkeypatch.setattr(harness.Run, "__init__", lambda self, args, state, saved: make(self, args, state | more, saved))
-    with pytest.raises(KeyError, match="n"):
-        train(ppo, f"--no-cuda --resume {the_run()} --total-timesteps {2 * STEPS}")

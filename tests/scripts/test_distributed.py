@@ -305,13 +305,6 @@ def test_what_several_processes_cannot_share_is_refused(script, given, line, in_
     assert end.value.code == 2 and capsys.readouterr().err == f"{line}\n"
 
 
-def test_the_default_number_of_environments_is_divisible(in_processes):
-    for processes, num_envs in ((1, 510), (4, 504)):
-        in_processes(processes)
-        args = parse(sapg, "--no-cuda --env-id Cartpole --num-agents 6")
-        assert args.num_envs == num_envs and args.num_iterations == args.total_timesteps // (num_envs * args.num_steps)
-
-
 def test_a_refusal_ends_all(tmp_path):
     statuses, out, err = ended(launch(ROOT / "ppo.py", "--no-cuda", "--env-id", "Moat", "--num-envs", "25"))
     assert statuses == [2, 2] and out == "" and not list(tmp_path.iterdir())
@@ -332,17 +325,6 @@ def test_a_signal_to_one_process_stops_all_after_the_same_iteration(tmp_path):
     assert farewell == f"stopped; to go on: --resume {the_run(tmp_path)}"
     saved = checkpoint(the_run(tmp_path))
     assert f"{saved['global_step']:,}" in last and len(saved["other_processes"]) == 1
-
-
-@pytest.mark.skipif(not os.path.exists("/proc/self/task"), reason="lists threads as Linux does")
-def test_no_thread_of_gloo_is_left_at_the_end(tmp_path, monkeypatch):
-    """Beside one that still holds a tensor the interpreter would abort."""
-    monkeypatch.chdir(tmp_path)
-    code = "import pathlib, sys, sapg; sapg.main(sys.argv[1:])\n"
-    code += "for path in pathlib.Path('/proc/self/task').iterdir(): print((path / 'comm').read_text(), file=sys.stderr)"
-    steps = ["--total-timesteps", "1024"]
-    statuses, _, err = ended(launch("-c", code, *LONG.split(), *POPULATION.split(), *steps))
-    assert statuses == [0, 0] and err.count("python") >= 2 and "gloo" not in err, err
 
 
 def test_what_is_not_finite_in_one_process_ends_all(tmp_path):

@@ -1,10 +1,12 @@
 """evaluate.py plays what a run has learned: the same numbers as in memory, copies of scripts too, and films."""
 
+import gc
 import itertools
 import pathlib
 import re
 import subprocess
 import sys
+import weakref
 
 import av
 import numpy as np
@@ -63,6 +65,27 @@ def test_a_checkpoint_scores_as_the_agent_in_memory(script, network, new_process
     assert [row.split(" | ", 2)[2] for row in table] == rows
     names = ("leader", "best") if best else ("agent" if script is ppo else "leader",)
     assert [row.split(", ")[0] for row in table] == [f"| {name}" for name in names for _ in range(2)]
+
+
+def test_there_is_one_environment_at_a_time(monkeypatch, capsys):
+    """Engines take gigabytes of a GPU: each is gone before the next is made, and without the garbage collector."""
+    made, make = [], envs.make
+
+    def recorded(*args, **kwargs):
+        assert not any(env() for env in made)
+        env = make(*args, **kwargs)
+        made.append(weakref.ref(env))
+        return env
+
+    run = train(ppo, "--env-id AllegroKukaRegrasping --total-timesteps 1024")
+    monkeypatch.setattr(envs, "make", recorded)
+    monkeypatch.setattr(envs.find_class("AllegroKukaRegrasping"), "max_episode_steps", 3)
+    gc.disable()
+    try:
+        evaluate.main([run, "--episodes", "2", "--no-cuda"])
+    finally:
+        gc.enable()
+    assert len(made) == 2 and not any(env() for env in made)
 
 
 def test_a_copy_of_a_script_trains_resumes_and_plays(capsys):
@@ -176,22 +199,11 @@ def test_films_for_a_page(name):
 class Wrapped:
     """A custom class that keeps the contract without being a VectorEnv."""
 
-    num_obs, num_actions, device = 1, 1, "cpu"
-
     def __init__(self, num_envs, device, seed):
-        self.num_envs, self.env = num_envs, Counting(num_envs, device, seed)
+        self.env = Counting(num_envs, device, seed)
 
-    def reset(self):
-        return self.env.reset()
-
-    def step(self, action):
-        return self.env.step(action)
-
-    def state_dict(self):
-        return self.env.state_dict()
-
-    def load_state_dict(self, state):
-        self.env.load_state_dict(state)
+    def __getattr__(self, name):
+        return getattr(self.env, name)
 
     def render(self, index):
         return np.full((32, 32, 3), 7, np.uint8)
