@@ -1,4 +1,4 @@
-"""PBT: several PPO agents; from time to time the worst copy the best and mutate their hyperparameters.
+"""PBT, Population Based Training: PPO agents, of which the worst copy the best and mutate their hyperparameters.
 
 Jaderberg et al. 2017 (arXiv 1711.09846) as in DexPBT, Petrenko et al. 2023 (arXiv 2305.12127). Each of A agents has its
 own network, normalisers and Adam, and n = N / A environments. `diff ppo.py pbt.py`: what PBT adds is marked `# PBT`.
@@ -399,8 +399,7 @@ def main(argv=None):
         update_start = time.perf_counter()
         raw_values = agent.value_rms.denormalize(values)
         next_values = torch.where(dones[1:], agent.value_rms.denormalize(final_values), raw_values[1:]) * ~terminated
-        discounts = torch.tensor([[x["gamma"], x["gae_lambda"]] for x in groups], device=device)
-        gamma, gae_lambda = discounts[agent_ids[0]].T  # PBT: of each column's agent (N,)
+        gamma, gae_lambda = torch.tensor([[x["gamma"], x["gae_lambda"]] for x in groups], device=device)[agent_ids[0]].T
         advantages = compute_gae(rewards, raw_values[:-1], next_values, dones[1:], gamma, gae_lambda)
         returns = advantages + raw_values[:-1]
         explained_variance = 1 - advantages.var() / returns.var()

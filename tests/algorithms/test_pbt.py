@@ -113,16 +113,15 @@ def test_fitness_is_of_the_latest_episodes_that_began_after_the_last_copies(copi
 
     monkeypatch.setattr(Drift, "step", recorded)
     train(pbt, LONG)
-    last, began, left_out, latest = 0, [0] * 24, 0, [math.nan] * 24
+    last, began, latest = 0, [0] * 24, [math.nan] * 24
     for t, outcomes in enumerate(steps, 1):
         for e, (ends, done, objective) in enumerate(zip(*outcomes)):
             latest[e] = objective if done and began[e] >= last else latest[e]
-            left_out += done and began[e] < last
             began[e] = t if ends else began[e]
         if t % 9 == 0 and t < len(steps) and not any(map(math.isnan, latest)):  # once all are known
             torch.testing.assert_close(copies.pop(0)[0], torch.tensor(latest).view(4, 6).mean(1))
             last, latest = t, [math.nan] * 24
-    assert not copies and last and left_out
+    assert not copies and last
 
 
 @pytest.mark.parametrize("flags, expected", [
@@ -136,6 +135,8 @@ def test_the_schedule_counts_environment_steps(flags, expected, monkeypatch):
     def log(run, iteration, step, values):
         run.stopping = iteration == 12
         seen.extend([step - 216] * ("pbt/copies" in values))
+        rates = [group["lr"] for group in run.state["optimizer"].param_groups]
+        assert (values["pbt/lr_min"], values["pbt/lr_max"]) == (min(rates), max(rates))
 
     monkeypatch.setattr(pbt.harness.Run, "log", log)
     with pytest.raises(SystemExit):
@@ -165,7 +166,6 @@ def test_one_agent_is_ppo_bit_by_bit(flags):
 
 
 def test_two_processes_have_the_same_agents():
-    """After copies and mutations, which the first of them decides."""
     code = f"""if True:
         import harness, pbt, torch
         def save(run, *args):

@@ -20,6 +20,7 @@ import epo
 import evaluate
 import export
 import harness
+import pbt
 import ppo
 import sapg
 from harness import distributed, hyperparameters
@@ -259,6 +260,12 @@ def test_bad_input_is_one_line_before_anything_is_created(script, bad, capsys):
     captured = capsys.readouterr()
     (line,) = captured.err.splitlines()
     assert captured.out == "" and line.startswith(f"{name}: ") and re.search(valid, line), line
+    assert not list(pathlib.Path().iterdir())
+
+
+def test_an_agent_of_pbt_has_a_minibatch_for_each_of_its_environments_at_most(capsys):
+    assert train(pbt, f"--no-cuda {MOAT_64} --num-agents 8 --num-minibatches 9") == 2
+    assert capsys.readouterr().err == "--num-minibatches 9: must be at most 8, an agent's environments\n"
     assert not list(pathlib.Path().iterdir())
 
 
