@@ -318,8 +318,9 @@ def test_requirements_are_pinned_and_used_and_enough():
 def test_isaac_gym_gets_versions_that_it_can_use():
     versions = dict(line.split("==") for line in requirements("requirements-isaacgym.txt"))
     numbers = {name: tuple(map(int, version.split("."))) for name, version in versions.items()}
-    assert numbers.keys() == {"numpy", "tensorboard", "torch", "tyro"}
-    assert numbers["numpy"] < (1, 24) and numbers["torch"] < (2, 5)  # the last of torch with Python 3.8 is 2.4
+    assert numbers.keys() == {"numpy", "pillow", "tensorboard", "torch", "tyro"}  # the diagnostics' image needs Pillow
+    # the last of torch and Pillow with Python 3.8 are 2.4 and 10.4
+    assert numbers["numpy"] < (1, 24) and numbers["torch"] < (2, 5) and numbers["pillow"] < (11,)
 
 
 def test_ci_calls_the_documents_test_command():
