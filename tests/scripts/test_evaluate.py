@@ -18,13 +18,14 @@ import cpo
 import envs
 import epo
 import evaluate
+import pbt
 import ppo
 import sapg
 from envs.base import VectorEnv
 from tests.conftest import the_run
 from tests.scripts.conftest import ENVIRONMENT, ROOT
 
-POPULATION = {ppo: "", sapg: "--num-agents 4", cpo: "--num-agents 4", epo: "--num-agents 4"}
+POPULATION = {ppo: "", **dict.fromkeys((sapg, cpo, epo, pbt), "--num-agents 4")}
 FLAGS = "--no-cuda --num-envs 32 --num-steps 32 --num-minibatches 2 --hidden-sizes 16 --lstm-size 8"
 
 
@@ -35,7 +36,7 @@ def train(script, flags="--env-id Cartpole --total-timesteps 4096"):
 
 @pytest.mark.parametrize("script, network, new_process", [
     (ppo, "", False), (ppo, "--lstm", False), (ppo, "--separate-critic", False), (sapg, "--separate-critic", False),
-    (cpo, "", False), (epo, "", False), (epo, "--lstm", True),
+    (cpo, "", False), (epo, "", False), (epo, "--lstm", True), (pbt, "--lstm", False),
 ])  # fmt: skip
 def test_a_checkpoint_scores_as_the_agent_in_memory(script, network, new_process, monkeypatch, capsys):
     agents, make = [], script.Agent
@@ -63,7 +64,7 @@ def test_a_checkpoint_scores_as_the_agent_in_memory(script, network, new_process
     first, _, _, *table = out.splitlines()
     assert first == f"Cartpole, {script.__name__}.py, 4,096 steps, 6 episodes"
     assert [row.split(" | ", 2)[2] for row in table] == rows
-    names = ("leader", "best") if best else ("agent" if script is ppo else "leader",)
+    names = ("agent" if script in (ppo, pbt) else "leader", *(("best",) if best else ()))
     assert [row.split(", ")[0] for row in table] == [f"| {name}" for name in names for _ in range(2)]
 
 
