@@ -122,10 +122,12 @@ def test_fitness_is_of_the_latest_episodes_that_began_after_the_last_copies(copi
 
 @pytest.mark.parametrize("flags, expected", [
     ("", [432, 864, 1296, 1728, 2160]), ("--pbt-start 700 --pbt-interval 500", [864, 1512, 2160]),
-    ("--pbt-interval 1500", [1512]), ("--total-timesteps 100_000_000_000", []),
+    ("--pbt-interval 1500", [1512]), ("--total-timesteps 21600", [1080, 1728, 2376]),
 ])  # fmt: skip
 def test_the_schedule_counts_environment_steps(flags, expected, monkeypatch):
-    """Unset: 1 % of the run, or 100 M and 20 M of a long one. After two iterations every environment has an episode."""
+    """Unset: 1 % of the run, or DexPBT's of a long one. After two iterations every environment has an episode."""
+    assert pbt.SCHEDULE == (100_000_000, 20_000_000)
+    monkeypatch.setattr(pbt, "SCHEDULE", (1000, 500))
     seen = []
 
     def log(run, iteration, step, values):
