@@ -130,7 +130,8 @@ def print_scores(saved, script, num_episodes, args, device):
             torch.manual_seed(args.seed)
             returns, lengths, objectives = play(env, player).double()
             del env  # before the next one takes memory
-            numbers = [f"{x.mean():.2f} ± {x.std(unbiased=False) / num_episodes**0.5:.2f}" for x in (returns, objectives)]
+            error = 1 / math.sqrt(num_episodes)
+            numbers = [f"{x.mean():.2f} ± {x.std(unbiased=False) * error:.2f}" for x in (returns, objectives)]
             print(f"| {name}, {k} | {actions} | {' | '.join(numbers)} | {lengths.mean():.0f} |", flush=True)
 
 

@@ -184,12 +184,13 @@ class Run:
         if not math.isfinite(objective):
             result = f"no whole episode of the leader yet, reward per step {numbers['charts/reward_per_step']:.4f}"
         elif "population/objective_median" in numbers:
-            source = f"{age:.0f} iterations ago" if age else f"{numbers['charts/leader_episodes']:.0f} episodes"
+            n = numbers["charts/leader_episodes"]
+            source = f"{age:.0f} iteration{'s' * (age > 1)} ago" if age else f"{n:.0f} episode{'s' * (n > 1)}"
             leader = "" if "pbt/lr_min" in numbers else f"leader {objective:.2f} ({source}), "
             median, best = numbers["population/objective_median"], numbers["charts/best_agent_objective"]
             result = f"objective: {leader}median {median:.2f}, best {best:.2f}"
         if "evolution/generation" in numbers:
-            result += f" | {numbers['evolution/generation']:.0f} generations"
+            result += f" | generation {numbers['evolution/generation']:.0f}"
         steps = self.args.num_iterations * self.args.num_envs * self.args.num_steps
         left = timedelta(seconds=int((steps - self.global_step) / speed))
         return f"{self.global_step:>11,} steps | {result} | {speed:,.0f}/s | {left} left"
@@ -205,7 +206,7 @@ class Run:
             if "checkpoint" in self.failing:
                 sys.exit("the last checkpoint could not be written")
             if self.stopping:
-                print(f"stopped; to go on: --resume {self.folder}", flush=True)
+                print(f"stopped; to resume: python {self.script}.py --resume {self.folder}", flush=True)
         if self.stopping:
             sys.exit(128 + self.stopping)
 

@@ -96,7 +96,7 @@ def main():
     figure.supxlabel("seconds after a step of 0.2 rad; dashed: the published drive", fontsize=8)
     figure.savefig(RESULTS / "authority.png", dpi=70)
     for env_id, values in ratios.items():
-        print(f"{env_id}: half of the step in {np.median(values):.2f} (of {min(values):.2f} to {max(values):.2f}) times")
+        print(f"{env_id}: half of the step in {np.median(values):.2f} ({min(values):.2f} to {max(values):.2f}) times")
 
 
 if __name__ == "__main__":

@@ -58,8 +58,10 @@ class MujocoCpu:
         self.nq, self.nv, self.nu, self.timestep = first.nq, first.nv, first.nu, first.opt.timestep
         if len({model.signature for model in self.models}) > 1:  # unchecked by MuJoCo, where it would corrupt memory
             raise ValueError("the models of one engine must have the same structure, these differ")
-        for model in self.models:  # so that `step` sees which worlds broke
-            model.opt.disableflags |= mujoco.mjtDisableBit.mjDSBL_AUTORESET.value
+        for model in self.models:
+            model.opt.disableflags |= mujoco.mjtDisableBit.mjDSBL_AUTORESET.value  # `step` sees which worlds broke
+            if mujoco.__version__ == "4.0.0":  # factorises the sparse one of 60 or more degrees of freedom wrongly
+                model.opt.jacobian = mujoco.mjtJacobian.mjJAC_DENSE.value
         self._body_ids = [first.body(name).id for name in bodies]
         if (first.body_mocapid[self._body_ids] >= 0).any():
             raise ValueError("mocap bodies cannot be read")

@@ -1,6 +1,8 @@
 """MuJoCo Warp: all worlds in the memory of one GPU, a control step is one CUDA graph. Also runs on a CPU, slowly."""
 
+import contextlib
 import dataclasses
+import gc
 import threading
 
 import mujoco
@@ -153,7 +155,11 @@ class MujocoWarp:
         notice = threading.Timer(3.0, print, [line])
         notice.start()
         try:
-            self._step_graph, self._read_graph = self._capture(self._advance), self._capture(self._read)
+            problem = find_graph_problem(self._wp_device)
+            if problem:
+                print(f"no CUDA graphs, every kernel is launched by itself, which is slow: {problem}", flush=True)
+            self._step_graph = None if problem else self._capture(self._advance)
+            self._read_graph = None if problem else self._capture(self._read)
         finally:
             notice.cancel()
         self.load_state_dict(self._initial())
@@ -171,7 +177,7 @@ class MujocoWarp:
         if xfrc is not None or self._pushed:
             self._xfrc[:, self._body_ids] = 0.0 if xfrc is None else xfrc
             self._pushed = xfrc is not None
-        wp.capture_launch(self._step_graph)
+        self._launch(self._step_graph, self._advance)
         self._seen_counts.copy_(self._new_counts, non_blocking=True)
         if self._seen:
             self._seen.record()
@@ -183,7 +189,7 @@ class MujocoWarp:
         self.qvel.copy_(torch.where(rows, qvel, self.qvel))
         self.sensors.masked_fill_(rows, 0.0)
         self._time.masked_fill_(mask, 0.0)
-        wp.capture_launch(self._read_graph)
+        self._launch(self._read_graph, self._read)
 
     def set_mocap(self, mask, pose):
         """Put the mocap bodies of the worlds of mask (N,) bool at pose (N, M, 7), as MujocoCpu's."""
@@ -207,7 +213,7 @@ class MujocoWarp:
         pos, quat = state["mocap"].split([self._mocap_pos[0].numel(), self._mocap_quat[0].numel()], 1)
         self._mocap_pos.copy_(pos.view_as(self._mocap_pos))
         self._mocap_quat.copy_(quat.view_as(self._mocap_quat))
-        wp.capture_launch(self._read_graph)
+        self._launch(self._read_graph, self._read)
 
     def render(self, index, camera=-1, width=640, height=480, markers=None, zone=None, trail=None):
         """World `index` as an (height, width, 3) uint8 numpy image, off-screen, by MuJoCo; see `Renderer.render`."""
@@ -257,9 +263,17 @@ class MujocoWarp:
     def _capture(self, function):
         with wp.ScopedDevice(self._wp_device):
             function()  # compiles and loads kernels, which is not possible within a capture
-            with wp.ScopedCapture() as capture:
+            with no_garbage_collection(), wp.ScopedCapture() as capture:
                 function()
         return capture.graph
+
+    def _launch(self, graph, function):
+        """Launch a graph, or without graphs what it would have been recorded from."""
+        if graph:
+            wp.capture_launch(graph)
+        else:
+            with wp.ScopedDevice(self._wp_device):
+                function()
 
     # ---------------------------------------------------------------- buffers and memory
 
@@ -300,6 +314,27 @@ class MujocoWarp:
         worlds = max(num_envs, FEW)
         contacts = dict(naconmax=worlds * self.max_contacts, naccdmax=worlds * min(MAX_CCD, self.max_contacts))
         return mjw.make_data(self.models[0], num_envs, **contacts, njmax=self.max_constraints)
+
+
+@contextlib.contextmanager
+def no_garbage_collection():
+    """Collected within a capture, an old graph would be destroyed by every replay of the new one (mjlab, PR 821)."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def find_graph_problem(device):
+    """Why a warp device cannot record the graphs of a step, which allocates memory and loops; None if it can."""
+    if device.is_cuda and not device.is_mempool_enabled:
+        return "the GPU has no memory pools"
+    if device.is_cuda and not wp.is_conditional_graph_supported():
+        return f"the driver must be of CUDA 12.4 or later, this is {'.'.join(map(str, wp.get_cuda_driver_version()))}"
+    return None
 
 
 def check_memory(num_envs, bytes_per_world, free):

@@ -147,6 +147,28 @@ def test_each_world_has_its_own_model():
     torch.testing.assert_close(height, torch.tensor([0.1, 0.2, 0.1, 0.2]), atol=2e-3, rtol=0.0)
 
 
+@mujoco_only
+def test_many_joints_move_as_with_a_dense_jacobian():
+    """From 60 degrees of freedom on MuJoCo takes a sparse one, which 4.0.0 factorises wrongly."""
+    spec, random = mujoco.MjSpec(), np.random.default_rng(1)
+    spec.worldbody.add_geom(type=GEOM.mjGEOM_PLANE, size=[5, 5, 0.1])
+    for i in range(4):
+        trunk = spec.worldbody.add_body(pos=[0, 0, 0.1 + 0.2 * i])
+        trunk.add_freejoint()
+        limbs = [trunk]
+        for j in range(12):  # three on the trunk, three on each of these
+            limbs.append(limbs[j // 3].add_body(pos=random.uniform(-0.12, 0.12, 3)))
+            limbs[-1].add_joint(axis=random.normal(size=3))
+        for limb in limbs:
+            limb.add_geom(type=GEOM.mjGEOM_SPHERE, size=[0.05, 0, 0])
+    engine, model = make_engine([spec.copy], 1, 30, [], "cpu"), spec.compile()
+    data, model.opt.jacobian = mujoco.MjData(model), mujoco.mjtJacobian.mjJAC_DENSE.value
+    run(engine, torch.zeros(1, 1, 0))
+    mujoco.mj_step(model, data, nstep=30)
+    assert data.ncon and engine.nv >= 60
+    np.testing.assert_allclose(engine.qpos[0], data.qpos, atol=1e-6)
+
+
 def test_external_force_accelerates_by_force_over_mass_and_ends_with_the_step():
     engine = make(2, substeps=4)
     mass = float(engine.models[0].body("box").mass[0])

@@ -4,7 +4,10 @@ What every engine must do is in test_engines.py. `python -m pytest --engine warp
 contract of all tasks on it.
 """
 
+import gc
 import importlib.metadata
+import weakref
+from types import SimpleNamespace
 
 import mujoco
 import numpy as np
@@ -108,15 +111,47 @@ def test_a_scripted_reach_grasp_and_lift_is_the_same(monkeypatch):
     assert min(heights) > RESTING_HEIGHT + 0.2 and abs(heights[0] - heights[1]) < 1e-3
 
 
-def test_a_graph_does_what_it_was_recorded_from():
-    engine, eager = make(), make()
+def test_without_graphs_a_step_is_the_same(monkeypatch, capsys):
+    engine = make()
+    monkeypatch.setattr(mujoco_warp, "find_graph_problem", lambda device: "an old driver")
+    eager = make()
+    assert "no CUDA graphs, every kernel is launched by itself, which is slow: an old driver" in capsys.readouterr().out
     settle(engine)
     eager.load_state_dict(engine.state_dict())
     for ctrl in controls(engine, 20):
         engine.step(ctrl)
-        eager._ctrl.copy_(ctrl)
-        eager._advance()
+        eager.step(ctrl)
         assert torch.equal(engine.qpos, eager.qpos) and torch.equal(engine.body_linvel, eager.body_linvel)
+
+
+@pytest.mark.parametrize("is_cuda, pools, driver, problem", [
+    (False, False, None, None), (True, True, (12, 4), None), (True, False, (13, 0), "the GPU has no memory pools"),
+    (True, True, (12, 2), "the driver must be of CUDA 12.4 or later, this is 12.2"),
+])  # fmt: skip
+def test_what_graphs_need(is_cuda, pools, driver, problem, monkeypatch):
+    monkeypatch.setattr(wp._src.context.runtime, "driver_version", driver)
+    device = SimpleNamespace(is_cuda=is_cuda, is_mempool_enabled=pools)
+    assert mujoco_warp.find_graph_problem(device) == problem
+
+
+def test_no_garbage_is_collected_into_a_graph(monkeypatch):
+    collected, capture = [], wp.ScopedCapture
+
+    class Capture(capture):
+        def __enter__(self):
+            collected.append(gc.isenabled())
+            return super().__enter__()
+
+        def __exit__(self, *error):
+            collected.append(gc.isenabled())
+            return super().__exit__(*error)
+
+    monkeypatch.setattr(wp, "ScopedCapture", Capture)
+    engine = make()
+    assert collected == [False] * 4 and gc.isenabled()
+    gone = weakref.ref(engine)
+    del engine
+    assert gone() is None  # an engine is no cycle, so that its graphs are not left to the garbage collector
 
 
 def test_nothing_waits_for_a_gpu():

@@ -339,7 +339,8 @@ class Broken(Drift):
 @pytest.mark.parametrize("mistake, message", [
     ("action", "changes the action"), ("done", "running episode"), ("final", "final_obs differs"),
     ("both", "both terminated and truncated"), ("double", "observation of reset.. is .torch.float64"),
-    ("column", None), ("float", None), ("nan", "not finite"), ("reset", "final_obs differs"), ("state", "not all of the"),
+    ("column", None), ("float", None), ("nan", "not finite"), ("reset", "final_obs differs"),
+    ("state", "not all of the"),
 ])  # fmt: skip
 def test_a_mistake_is_found(mistake, message):
     env = Broken(mistake)

@@ -236,6 +236,14 @@ def test_requirements_are_pinned_and_used_and_enough():
     assert all(re.fullmatch(r"[\w-]+==[\w.]+|-r requirements[\w-]*\.txt", line) for line in lines)
 
 
+def test_isaac_gym_gets_versions_that_it_can_use():
+    versions = dict(line.split("==") for line in requirements("requirements-isaacgym.txt"))
+    numbers = {name: tuple(map(int, version.split("."))) for name, version in versions.items()}
+    assert numbers.keys() == {"numpy", "pillow", "tensorboard", "torch", "tyro"}  # the diagnostics' image needs Pillow
+    # the last of torch and Pillow with Python 3.8 are 2.4 and 10.4
+    assert numbers["numpy"] < (1, 24) and numbers["torch"] < (2, 5) and numbers["pillow"] < (11,)
+
+
 def test_ci_compiles_for_python_3_8_and_tests():
     ci = (ROOT / ".ci" / "run").read_text()
     assert "find ./*.py harness envs benchmarks " in ci and "requirements-dev.txt" in ci and "set -euo pipefail" in ci

@@ -180,7 +180,7 @@ class Payload:
 
 @pytest.mark.parametrize("damage, reason", [
     ("truncated", "cannot be read"), ("empty", "cannot be read"), ("zeros", "cannot be read"),
-    ("code", "cannot be read"), ("path", "must be written by a script in this folder, not by ../ppo"),
+    ("code", "cannot be read"), ("path", "must be a checkpoint that ppo.py wrote"),
     ("missing", "no such file"), ("folder", "no such file"),
 ])  # fmt: skip
 def test_what_is_no_checkpoint_is_refused_and_runs_no_code(damage, reason, capsys):

@@ -322,7 +322,7 @@ def test_a_signal_to_one_process_stops_all_after_the_same_iteration(tmp_path):
     statuses, out, err = ended(processes)
     assert statuses == [128 + signal.SIGTERM] * 2 and "Traceback" not in err
     *_, last, farewell = out.splitlines()
-    assert farewell == f"stopped; to go on: --resume {the_run(tmp_path)}"
+    assert farewell == f"stopped; to resume: python sapg.py --resume {the_run(tmp_path)}"
     saved = checkpoint(the_run(tmp_path))
     assert f"{saved['global_step']:,}" in last and len(saved["other_processes"]) == 1
 
