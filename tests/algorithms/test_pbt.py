@@ -56,8 +56,7 @@ def learner(saved, k):
     ([3.0, 1.0, 4.0, 1.5, 9.0, 2.0, 6.0, 5.0], {1, 3, 5}, {4, 6, 7}), ([2.0], set(), set()), ([0.0, 5.0], {0}, {1}),
     ([-1.0, -3.0, -2.0], {1}, {0}), ([4.0, 1.0, 2.0, 3.0], {1, 2}, {0, 3}),
 ], ids=[8, 1, 2, 3, 4])  # fmt: skip
-def test_each_of_the_worst_copies_one_of_the_best(fitness, worst, best):
-    """30 % of 8 are 3, rounded up; nobody is among both."""
+def test_each_of_the_worst_30_percent_rounded_up_copies_one_of_the_best(fitness, worst, best):
     networks = [torch.nn.Linear(1, 1) for _ in fitness]
     optimizer = torch.optim.Adam([{"params": x.parameters(), **dict.fromkeys(pbt.MUTATED, 0.5)} for x in networks])
     trials = [pbt.exploit_and_explore(networks, optimizer, torch.tensor(fitness), 0.0) for _ in range(60)]
@@ -176,6 +175,14 @@ def test_one_agent_is_ppo_bit_by_bit(flags):
     one, other = train(pbt, f"{flags} --num-agents 1"), train(ppo, flags)
     assert same(learner(one, 0), learner(other, 0)) and one["iteration"] > 2
     assert all(same(one["state"][name], other["state"][name]) for name in ("env", "episodes", "obs", "lstm_state"))
+
+
+def test_resumed_between_copies_is_uninterrupted(copies):
+    train(pbt, f"{LONG} --num-steps 3 --total-timesteps 1440")
+    whole = [call[:2] for call in copies]
+    train(pbt, f"{LONG} --num-steps 3 --total-timesteps 1008")
+    pbt.main(f"--no-cuda --resume {the_run()} --total-timesteps 1440".split())
+    assert same([call[:2] for call in copies[len(whole) :]], whole) and len(whole) > 2
 
 
 def test_two_processes_have_the_same_agents():
