@@ -25,6 +25,7 @@ from torch.distributions import Normal, kl_divergence
 
 MAX_STD = 2.0  # of an action; ours: the environment clamps actions, so without a bound the entropy bonus has no cost
 MUTATED = ("lr", "kl_threshold", "ent_coef", "gamma", "gae_lambda", "clip_coef")  # PBT: an agent's hyperparameters
+SCHEDULE = (100_000_000, 20_000_000)  # PBT: environment steps before the first copies, and between copies (DexPBT)
 
 
 @dataclass
@@ -331,7 +332,7 @@ def main(argv=None):
     groups = [{"params": network.parameters(), **own} for network, own in zip(agent, harness.from_rank_0(groups))]
     optimizer = torch.optim.Adam(groups, fused=True)  # PBT: with each agent's hyperparameters, of agent 0 the flags'
     agent_ids = torch.arange(A, device=device).repeat_interleave(N // A)[None]  # (1, N)
-    default = [x if 10 * x <= args.total_timesteps else args.total_timesteps // 100 for x in (100_000_000, 20_000_000)]
+    default = [x if 10 * x <= args.total_timesteps else args.total_timesteps // 100 for x in SCHEDULE]
     start, interval = (y if x is None else x for x, y in zip((args.pbt_start, args.pbt_interval), default))
 
     # Storage: entry T of obs, dones and values is the step after the window

@@ -56,8 +56,7 @@ def learner(saved, k):
     ([3.0, 1.0, 4.0, 1.5, 9.0, 2.0, 6.0, 5.0], {1, 3, 5}, {4, 6, 7}), ([2.0], set(), set()), ([0.0, 5.0], {0}, {1}),
     ([-1.0, -3.0, -2.0], {1}, {0}), ([4.0, 1.0, 2.0, 3.0], {1, 2}, {0, 3}),
 ], ids=[8, 1, 2, 3, 4])  # fmt: skip
-def test_each_of_the_worst_copies_one_of_the_best(fitness, worst, best):
-    """30 % of 8 are 3, rounded up; nobody is among both."""
+def test_each_of_the_worst_30_percent_rounded_up_copies_one_of_the_best(fitness, worst, best):
     networks = [torch.nn.Linear(1, 1) for _ in fitness]
     optimizer = torch.optim.Adam([{"params": x.parameters(), **dict.fromkeys(pbt.MUTATED, 0.5)} for x in networks])
     trials = [pbt.exploit_and_explore(networks, optimizer, torch.tensor(fitness), 0.0) for _ in range(60)]
@@ -122,10 +121,12 @@ def test_fitness_is_of_the_latest_episodes_that_began_after_the_last_copies(copi
 
 @pytest.mark.parametrize("flags, expected", [
     ("", [432, 864, 1296, 1728, 2160]), ("--pbt-start 700 --pbt-interval 500", [864, 1512, 2160]),
-    ("--pbt-interval 1500", [1512]), ("--total-timesteps 100_000_000_000", []),
+    ("--pbt-interval 1500", [1512]), ("--total-timesteps 21600", [1080, 1728, 2376]),
 ])  # fmt: skip
 def test_the_schedule_counts_environment_steps(flags, expected, monkeypatch):
-    """Unset: 1 % of the run, or 100 M and 20 M of a long one. After two iterations every environment has an episode."""
+    """Unset: 1 % of the run, or DexPBT's of a long one. After two iterations every environment has an episode."""
+    assert pbt.SCHEDULE == (100_000_000, 20_000_000)
+    monkeypatch.setattr(pbt, "SCHEDULE", (1000, 500))
     seen = []
 
     def log(run, iteration, step, values):
@@ -174,6 +175,14 @@ def test_one_agent_is_ppo_bit_by_bit(flags):
     one, other = train(pbt, f"{flags} --num-agents 1"), train(ppo, flags)
     assert same(learner(one, 0), learner(other, 0)) and one["iteration"] > 2
     assert all(same(one["state"][name], other["state"][name]) for name in ("env", "episodes", "obs", "lstm_state"))
+
+
+def test_resumed_between_copies_is_uninterrupted(copies):
+    train(pbt, f"{LONG} --num-steps 3 --total-timesteps 1440")
+    whole = [call[:2] for call in copies]
+    train(pbt, f"{LONG} --num-steps 3 --total-timesteps 1008")
+    pbt.main(f"--no-cuda --resume {the_run()} --total-timesteps 1440".split())
+    assert same([call[:2] for call in copies[len(whole) :]], whole) and len(whole) > 2
 
 
 def test_two_processes_have_the_same_agents():
