@@ -256,8 +256,9 @@ def test_a_window_at_once_equals_step_by_step(script, network):
     obs, actions, dones = torch.randn(10, 8, 3), torch.randn(10, 8, 2), torch.rand(10, 8) < 0.3
     ids = () if script is ppo else (torch.arange(8)[None] % args.num_agents,)
     state = first_state = torch.randn(1, 8, agent.state_size)
-    _, logprob, policy, value, states = agent.get_action_and_value(obs, *ids, dones, first_state, actions)
-    assert torch.equal(agent.get_value(obs, *ids, dones, first_state), value)
+    with torch.no_grad():
+        _, logprob, policy, value, states = agent.get_action_and_value(obs, *ids, dones, first_state, actions)
+        assert torch.equal(agent.get_value(obs, *ids, dones, first_state), value)
     for t in range(10):
         now = (obs[t : t + 1], *ids, dones[t : t + 1], state)
         _, logprob_t, policy_t, value_t, state = agent.get_action_and_value(*now, actions[t : t + 1])
@@ -265,6 +266,27 @@ def test_a_window_at_once_equals_step_by_step(script, network):
         assert torch.allclose(policy_t.mean[0], policy.mean[t], atol=1e-5)
         assert torch.allclose(value_t[0], value[t], atol=1e-5)
         assert torch.allclose(state[0], states[t], atol=1e-5)
+
+
+@every_script
+def test_with_gradients_the_lstm_is_called_again_only_where_an_episode_begins(script, monkeypatch):
+    torch.manual_seed(0)
+    args = parse(script, f"{FLAGS[script]} --lstm")
+    agent = script.Agent(3, 2, args)
+    obs, dones, state = torch.randn(10, 8, 3), torch.zeros(10, 8, dtype=torch.bool), torch.randn(1, 8, agent.state_size)
+    dones[[0, 3, 3, 7], [1, 2, 5, 2]] = True
+    ids = () if script is ppo else (torch.arange(8)[None] % args.num_agents,)
+    calls, found = [], []
+    agent.lstm.register_forward_hook(lambda lstm, inputs, outputs: calls.append(len(inputs[0])))
+    for per_step in (False, True):
+        monkeypatch.setattr(torch, "is_grad_enabled", lambda: not per_step)
+        agent.zero_grad()
+        value = agent.get_value(obs, *ids, dones, state)
+        value.square().sum().backward()
+        found.append([value, *(p.grad for p in agent.parameters() if p.grad is not None)])
+    assert calls == [3, 4, 3] + 10 * [1]
+    for at_once, step_by_step in zip(*found):
+        torch.testing.assert_close(at_once, step_by_step, rtol=1e-6, atol=1e-6)
 
 
 @every_script
