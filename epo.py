@@ -223,7 +223,7 @@ class Agent(nn.Module):
         """obs (T, N, D), dones (T, N): whether obs begins an episode (None: never), lstm_state (1, N, 2H) before it.
         agent_ids (1, N): whose latent each column is conditioned on.
 
-        Returns the MLPs' input (T, N, F) and the state after each step (T, N, 2H), with gradients after each call only.
+        Returns the MLPs' input (T, N, F) and the state after each step (T, N, 2H), with gradients after each call.
         """
         x = self.obs_rms.normalize(obs)
         x = torch.cat([x, self.latents[agent_ids].expand(len(x), -1, -1)], -1)  # SAPG 4.4
@@ -234,10 +234,10 @@ class Agent(nn.Module):
         cuts = (dones[1:].any(1).nonzero()[:, 0] + 1).tolist() if torch.is_grad_enabled() else [*range(1, len(x))]
         outputs, states = [], [lstm_state]
         for t, steps in zip([0, *cuts], x.tensor_split(cuts)):
-            h, c = (states[-1] * ~dones[t, :, None]).chunk(2, -1)  # an episode begins with an empty memory
+            h, c = (states[-1][-1:] * ~dones[t, :, None]).chunk(2, -1)  # an episode begins with an empty memory
             output, state = self.lstm(steps, (h.contiguous(), c.contiguous()))
             outputs.append(output)
-            states.append(torch.cat(state, -1))
+            states.append(torch.cat(state, -1).expand(len(steps), -1, -1))
         return self.layer_norm(torch.cat(outputs)), torch.cat(states[1:])
 
     def get_value(self, obs, agent_ids, dones, lstm_state):
@@ -341,7 +341,7 @@ def offpolicy_batch(agent, batch, rewards, next_obs, terminated, columns, learne
 class Fitness(nn.Module):
     """The objective of each environment's latest finished episode that began after the last generation.
 
-    For all agents alike: a child's first episodes to finish are short ones; others would compete with their long ones.
+    For all agents alike: otherwise a child's first episodes, the short ones, would compete with the others' long ones.
     """
 
     def __init__(self, num_envs, num_agents, device):
@@ -358,7 +358,7 @@ class Fitness(nn.Module):
         self.episodes += counts
 
     def per_agent(self):
-        """Mean score (A,); NaN where fewer than 90 % of the agent's environments have one."""
+        """Mean score (A,); NaN where fewer than 90 % (ours) of the agent's environments have one."""
         valid = (self.episodes > 0).float()
         share = harness.average(valid.mean(1))
         score = harness.average((self.score * valid).mean(1)) / share
@@ -370,13 +370,13 @@ class Fitness(nn.Module):
 
 
 def fitness_spread(fitness, floor):
-    """The followers' fitness gap, and their median (EPO Eq. 3), at least `floor`: else any gap exceeds one near 0."""
+    """The followers' gap, and |median| (EPO Eq. 3) but at least `floor` (ours): any gap exceeds a median near 0."""
     followers = fitness[LEADER + 1 :]
     return followers.max() - followers.min(), followers.quantile(0.5).abs().clamp(min=floor)
 
 
 def generation_is_due(gap, median, episodes, generation, args):
-    """Whether the followers evolve now. episodes: per environment, since `generation`; 0: since the run began."""
+    """Whether the followers evolve now. episodes: per environment, since the last generation or the run's start."""
     if gap.isnan() or generation == 0 and episodes < args.ga_warmup:
         return False
     return episodes >= args.ga_interval if args.ga_interval else gap > args.ga_threshold * median  # EPO Eq. 3

@@ -1,8 +1,7 @@
 """Evaluate or film what a run has learned: `python evaluate.py runs/RUN`, and with `--video out.mp4`.
 
-Plays the checkpoint of any of the scripts, or of a copy of one, or a policy of policies/: the network is built by the
-script that trained it, found in the working directory or beside this file. Normalisers are frozen; a curriculum keeps
-its state from training. export.py writes a policy as ONNX or as a small file.
+Plays a checkpoint, or a policy of policies/. The network is built by the script that trained it, found in the working
+directory or beside this file. Normalisers are frozen; a curriculum keeps its state from training.
 """
 
 import dataclasses
@@ -13,7 +12,7 @@ import sys
 import time
 from fractions import Fraction
 from types import SimpleNamespace
-from typing import Optional, Tuple
+from typing import Literal, Optional, Tuple
 
 import envs  # before torch: Isaac Gym must be imported first
 import harness
@@ -38,7 +37,7 @@ class Args:
     """agents to film; none: the leader"""
     seed: int = 1_000_000
     """random seed of the environments and the action noise"""
-    engine: str = "auto"
+    engine: Literal["auto", "mujoco", "warp", "isaacgym"] = "auto"
     """physics engine, may differ from the one used in training; auto: warp on a GPU if installed, else mujoco"""
     cuda: bool = True
     """use the GPU if there is one"""
@@ -48,7 +47,7 @@ def load(path):
     """The checkpoint of a run's or policy's folder, or of a file, and the module of the script that wrote it."""
     policy = os.path.join(path, "policy.pt")
     saved = harness.load_checkpoint(policy if os.path.isfile(policy) else path, "run")
-    name = f"{saved['script']}.py"
+    name = f"{os.path.basename(saved['script'])}.py"  # of a file in these folders, whatever the checkpoint says
     paths = [os.path.join(folder, name) for folder in (os.getcwd(), os.path.dirname(os.path.abspath(__file__)))]
     found = list(filter(os.path.isfile, paths))
     if not found:
@@ -56,15 +55,16 @@ def load(path):
     spec = importlib.util.spec_from_file_location(saved["script"], found[0])
     script = sys.modules[saved["script"]] = importlib.util.module_from_spec(spec)  # dataclasses look it up there
     spec.loader.exec_module(script)
+    try:
+        envs.check_env_id(saved["args"]["env_id"])
+    except ValueError as error:
+        harness.refuse("run", saved["args"]["env_id"], error)
     return saved, script
 
 
 def make_env(saved, num_envs, seed, engine, device):
     """Fresh environments of the checkpoint's task with its curriculum."""
-    try:
-        env = envs.make(saved["args"]["env_id"], num_envs, device, seed, engine)
-    except ValueError as error:
-        harness.refuse("run", saved["args"]["env_id"], error)
+    env = envs.make(saved["args"]["env_id"], num_envs, device, seed, engine)
     for name in getattr(env, "curriculum", ()):
         getattr(env, name).copy_(saved["state"]["env"][name])
     return env
@@ -79,12 +79,11 @@ def make_agent(saved, script, env, device):
 
 
 class Player:
-    """Acts with one agent (id) in each environment, remembering the LSTM's state."""
+    """Acts with agent ids[i] in environment i, remembering the LSTM's state. ids (N,)."""
 
     def __init__(self, agent, ids, deterministic):
-        """ids (N,): the agent of each environment."""
         self.agent, self.deterministic, num_envs = agent, deterministic, len(ids)
-        self.ids = (ids[None],) if hasattr(agent, "latents") else ()  # ppo.py has one agent
+        self.ids = (ids[None],) if hasattr(agent, "latents") or isinstance(agent, torch.nn.ModuleList) else ()
         self.dones = torch.ones(1, num_envs, dtype=torch.bool, device=ids.device)
         self.lstm_state = torch.zeros(1, num_envs, agent.state_size, device=ids.device)
 
@@ -118,11 +117,11 @@ def agents_of(saved):
 
 
 def print_scores(saved, script, num_episodes, args, device):
-    """Play the leader and the best agent, with sampled and with mean actions: a table."""
+    """Play the leader (agent 0 where none leads) and the best agent, with sampled and with mean actions: a table."""
     print(f"{saved['args']['env_id']}, {saved['script']}.py, {saved['global_step']:,} steps, {num_episodes} episodes")
     print("| agent | actions | return | objective | episode length |\n|-|-|-|-|-|", flush=True)
-    num_agents, best = agents_of(saved)
-    players = {"leader": 0, "best": best} if best else {"leader" if num_agents > 1 else "agent": 0}
+    first, (_, best) = "leader" if hasattr(script, "LEADER") else "agent", agents_of(saved)
+    players = {first: 0, "best": best} if best else {first: 0}
     for name, k in players.items():
         for actions in ("sampled", "mean"):
             env = make_env(saved, num_episodes, args.seed, args.engine, device)
@@ -131,7 +130,8 @@ def print_scores(saved, script, num_episodes, args, device):
             torch.manual_seed(args.seed)
             returns, lengths, objectives = play(env, player).double()
             del env  # before the next one takes memory
-            numbers = [f"{x.mean():.2f} ± {x.std(unbiased=False) / len(x) ** 0.5:.2f}" for x in (returns, objectives)]
+            error = 1 / math.sqrt(num_episodes)
+            numbers = [f"{x.mean():.2f} ± {x.std(unbiased=False) * error:.2f}" for x in (returns, objectives)]
             print(f"| {name}, {k} | {actions} | {' | '.join(numbers)} | {lengths.mean():.0f} |", flush=True)
 
 
@@ -180,7 +180,7 @@ def main(argv=None):
     if args.video and not args.video.endswith((".mp4", ".gif", ".webp")):
         harness.refuse("--video", args.video, "must end with .mp4, .gif or .webp")
     saved, script = load(args.run)
-    num_agents, _ = agents_of(saved)
+    num_agents = saved["args"].get("num_agents", 1)
     for k in args.agents:
         if not 0 <= k < num_agents:
             harness.refuse("--agents", k, f"must be between 0 and {num_agents - 1}")

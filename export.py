@@ -32,7 +32,7 @@ class MeanPolicy(torch.nn.Module):
 
     def __init__(self, agent, k):
         super().__init__()
-        self.agent, self.k = agent, k
+        self.agent, self.k = agent[k] if isinstance(agent, torch.nn.ModuleList) else agent, k
 
     def forward(self, obs, lstm_state):
         """obs (B, D), lstm_state (B, 2H) after the previous step -> action (B, U), lstm_state (B, 2H)."""

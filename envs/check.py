@@ -6,8 +6,6 @@ import envs  # before torch: Isaac Gym must be imported first
 
 import torch
 
-BOOLEAN = ("terminated", "truncated", "done")
-
 
 def check_env(env, num_steps):
     """Play random actions; AssertionError says what is wrong. Returns rewards (num_steps, N), number of episodes."""
@@ -21,7 +19,8 @@ def check_env(env, num_steps):
         check_tensor("the observation of step()", obs, env, env.num_obs)
         check_tensor('info["final_obs"]', info["final_obs"], env, env.num_obs)
         for name, value in dict(episode, reward=reward, terminated=terminated, truncated=truncated).items():
-            check_tensor(name, value, env, dtype=torch.bool if name in BOOLEAN else torch.float32)
+            boolean = name in ("terminated", "truncated", "done")
+            check_tensor(name, value, env, dtype=torch.bool if boolean else torch.float32)
         assert not (terminated & truncated).any(), "an episode is both terminated and truncated"
         assert not (episode["done"] & ~ended).any(), 'info["episode"]["done"] is true in a running episode'
         assert torch.equal(obs[~ended], info["final_obs"][~ended]), "final_obs differs from obs in a running episode"
@@ -32,10 +31,9 @@ def check_env(env, num_steps):
 
 def check_state(env):
     """Raises AssertionError where a reset touches running episodes, or a restored state goes on differently."""
-    mask = torch.arange(env.num_envs, device=env.device) % 2 == 0
-    before = env.observe()[~mask].clone()
+    mask, before = torch.arange(env.num_envs, device=env.device) % 2 == 0, env.reset().clone()
     env.reset_where(mask)
-    assert torch.equal(env.observe()[~mask], before), "reset_where() changes environments outside of its mask"
+    assert torch.equal(env.observe()[~mask], before[~mask]), "reset_where() changes environments outside of its mask"
     state, actions = env.state_dict(), random_actions(env, 20)
     first = [env.step(action)[0].clone() for action in actions]
     env.load_state_dict(state)
@@ -48,14 +46,14 @@ def random_actions(env, num_steps):
 
 
 def check_tensor(name, value, env, *shape, dtype=torch.float32):
-    found, wanted = (value.dtype, tuple(value.shape)), (dtype, (env.num_envs, *shape))
-    assert found == wanted, f"{name} is {found}, must be {wanted}"
+    wanted = (dtype, (env.num_envs, *shape))
+    assert (value.dtype, tuple(value.shape)) == wanted, f"{name} is ({value.dtype}, {tuple(value.shape)}), not {wanted}"
     assert value.isfinite().all(), f"{name} is not finite"
 
 
 if __name__ == "__main__":
     env = envs.make(sys.argv[1], 16)
-    rewards, finished = check_env(env, 1_000)
     if isinstance(env, envs.VectorEnv) and env.resumes_exactly:
         check_state(env)
+    rewards, finished = check_env(env, 1_000)
     print(f"{sys.argv[1]}: keeps the contract, {finished} episodes, reward {rewards.mean():.3g} ± {rewards.std():.3g}")

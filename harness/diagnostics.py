@@ -75,13 +75,13 @@ def kl_matrix(agent, rows, agents, num_agents):
 
 
 def population_scalars(agent, episodes):
-    """The agents' objectives beside the leader's, and how far their latents are from its own."""
-    objectives = episodes.means[2]
+    """The agents' objectives beside the leader's, and how far their latents, if they have any, are from its own."""
+    objectives, latents = episodes.means[2], getattr(agent, "latents", torch.zeros(1, 0))
     return {
         "population/objectives": objectives.tolist(),
         "population/objective_median": objectives.nanquantile(0.5),
         "population/objective_worst": objectives.nanquantile(0.0),
-        "population/latent_distance": (agent.latents[1:] - agent.latents[LEADER]).norm(dim=1).mean(),
+        "population/latent_distance": (latents[1:] - latents[LEADER]).norm(dim=1).mean(),
     }
 
 

@@ -17,8 +17,7 @@ from harness.run import script_name
 MAY_CHANGE = "total_timesteps checkpoint_interval diagnostics_interval resume cuda device num_iterations".split()
 WRAP = dict(subsequent_indent="    ", break_on_hyphens=False)
 POSITIVE = (
-    "num_envs total_timesteps num_steps num_minibatches update_epochs num_agents lstm_size reward_scale max_grad_norm"
-    " init_std"
+    "num_envs total_timesteps num_steps num_minibatches update_epochs num_agents reward_scale max_grad_norm init_std"
 ).split()
 
 

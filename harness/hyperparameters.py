@@ -37,7 +37,7 @@ RL_GAMES = dict(  # its configurations for EnvPool's MuJoCo tasks; minibatches o
 TOY = dict(  # ours
     num_envs=3_072, num_steps=16, num_minibatches=4, update_epochs=2, kl_threshold=0.016, hidden_sizes=(64, 64),
 )  # fmt: skip
-PPO = {
+PPO = PBT = {
     "AllegroHand": dict(IN_HAND, hidden_sizes=(512, 256, 128)),
     **{task: ALLEGRO_KUKA for task in TASKS if task.startswith("AllegroKuka")},
     "Ant": dict(

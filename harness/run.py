@@ -40,6 +40,10 @@ class Run:
         self.failing = set()  # what could not be written last time: "log", "checkpoint"
         networks = [value for value in state.values() if isinstance(value, nn.Module) and distributed.is_shared(value)]
         distributed.share([tensor for network in networks for tensor in network.state_dict().values()])
+        groups = [group for value in state.values() for group in getattr(value, "param_groups", ())]
+        trained = {id(parameter) for group in groups for parameter in group["params"]}
+        if any(id(parameter) not in trained for network in networks for parameter in network.parameters()):
+            print("state lacks the optimizer of some parameters: --resume would start it anew", file=sys.stderr)
         if distributed.RANK:
             seed_everything((args.seed + distributed.SEED_OFFSET) % 2**32)
         else:
@@ -96,9 +100,8 @@ class Run:
 
     def check_finite(self, iteration, tensors):
         """Raises FloatingPointError with the name of the first tensor (name -> tensor) that is not finite."""
-        largest = tensors["rewards"].abs().max()
-        if iteration == 1 and 0.0 < largest < 1e-3:
-            print(f"rewards are at most {largest:.0e}, lost beside the normalisers' floors: raise --reward-scale")
+        if iteration == 1 and 0.0 < tensors["rewards"].abs().max() < 1e-3:  # the normalisers have floors
+            print("rewards times --reward-scale are below 1e-3, too small to learn from: raise it", file=sys.stderr)
         extremes = torch.stack([x for tensor in tensors.values() for x in tensor.aminmax()])  # NaN where any is
         if not extremes.isfinite().all():
             first = next(name for name, tensor in tensors.items() if not tensor.isfinite().all())
@@ -181,11 +184,13 @@ class Run:
         if not math.isfinite(objective):
             result = f"no whole episode of the leader yet, reward per step {numbers['charts/reward_per_step']:.4f}"
         elif "population/objective_median" in numbers:
-            source = f"{age:.0f} iterations ago" if age else f"{numbers['charts/leader_episodes']:.0f} episodes"
+            n = numbers["charts/leader_episodes"]
+            source = f"{age:.0f} iteration{'s' * (age > 1)} ago" if age else f"{n:.0f} episode{'s' * (n > 1)}"
+            leader = "" if "pbt/lr_min" in numbers else f"leader {objective:.2f} ({source}), "
             median, best = numbers["population/objective_median"], numbers["charts/best_agent_objective"]
-            result = f"objective: leader {objective:.2f} ({source}), median {median:.2f}, best {best:.2f}"
+            result = f"objective: {leader}median {median:.2f}, best {best:.2f}"
         if "evolution/generation" in numbers:
-            result += f" | {numbers['evolution/generation']:.0f} generations"
+            result += f" | generation {numbers['evolution/generation']:.0f}"
         steps = self.args.num_iterations * self.args.num_envs * self.args.num_steps
         left = timedelta(seconds=int((steps - self.global_step) / speed))
         return f"{self.global_step:>11,} steps | {result} | {speed:,.0f}/s | {left} left"
@@ -201,7 +206,7 @@ class Run:
             if "checkpoint" in self.failing:
                 sys.exit("the last checkpoint could not be written")
             if self.stopping:
-                print(f"stopped; to go on: --resume {self.folder}", flush=True)
+                print(f"stopped; to resume: python {self.script}.py --resume {self.folder}", flush=True)
         if self.stopping:
             sys.exit(128 + self.stopping)
 
@@ -234,20 +239,16 @@ class EpisodeStatistics(nn.Module):
         self.counts.zero_()
         self.sums.zero_()
         return {
-            "charts/episodes": counts.sum(),
-            "charts/episodic_return": episodic_return,
-            "charts/episodic_length": length,
-            "charts/objective": objective,
-            "charts/leader_return": self.means[0, 0],
-            "charts/leader_objective": self.means[2, 0],
-            "charts/leader_episodes": counts[0],
-            "charts/leader_age": self.ages[0],
+            "charts/episodes": counts.sum(), "charts/episodic_return": episodic_return,
+            "charts/episodic_length": length, "charts/objective": objective,
+            "charts/leader_return": self.means[0, 0], "charts/leader_objective": self.means[2, 0],
+            "charts/leader_episodes": counts[0], "charts/leader_age": self.ages[0],
             "charts/best_agent_objective": self.means[2].nan_to_num(-math.inf).max(),
-        }
+        }  # fmt: skip
 
 
 def check_moments(optimizer, saved, agent):
-    """Raises ValueError where a moment has another shape than its parameter: torch would crash in its next step."""
+    """Raises ValueError where a moment has another shape than its parameter: torch's next step would crash."""
     names = {id(parameter): name for name, parameter in agent.named_parameters()}
     for index, parameter in enumerate(p for group in optimizer.param_groups for p in group["params"]):
         for moment in saved["state"].get(index, {}).values():

@@ -295,16 +295,6 @@ EXPERIMENTS = {
         more=((0.05, 0.01),),
     ),
     "shadow_hand_coupling": coupling("ShadowHand", 600_000, "--num-envs 1020"),
-    # Does the action noise stay bounded?
-    "moat_long": Experiment(
-        env_id="Moat",
-        total_timesteps=40_000_000,
-        seeds=range(1, 4),
-        flags=f"--num-envs 3072 {MOAT} --num-agents 64 --max-ent-coef 0.025 --num-minibatches 4 --clip-vloss",
-        tags=(OBJECTIVE, STD, "charts/learning_rate"),
-        threshold=12,
-        variants=(Variant("EPO-64", "epo.py"),),
-    ),
     "ant": Experiment(
         env_id="Ant",
         total_timesteps=4_000_000,
@@ -315,7 +305,6 @@ EXPERIMENTS = {
         variants=(
             Variant("PPO", "ppo.py", "--clip-vloss"),
             Variant("PPO, unclipped", "ppo.py", "--no-clip-vloss"),
-            Variant("PPO, separate critic", "ppo.py", "--clip-vloss --separate-critic"),
         ),
     ),
     "ant_populations": robot("Ant", RETURN),

@@ -1,8 +1,8 @@
 """AllegroKuka with held starts, ours: a share of the training episodes begins with the object in the closed hand.
 
 Throwing the object pays the lift bonus at once, holding it pays only a policy that can hold already: these episodes
-show it what holding pays. They begin at any height above the table, and count as lifted. Evaluation plays the original
-starts. All else is in allegro_kuka.py, shape letters too; S is the number of held states that an environment keeps.
+show it what holding pays. Evaluation plays the original starts. All else is in allegro_kuka.py, shape letters too; S is
+the number of held states that an environment keeps.
 """
 
 import torch
@@ -16,7 +16,6 @@ from envs.tasks.allegro_kuka import (
     OBJECT,
     AllegroKukaRegrasping,
     AllegroKukaReorientation,
-    half_height,
 )
 
 HAND_STEP = 0.1  # rad per control step at an action of 1, where the hand's targets are relative
@@ -27,14 +26,15 @@ ARM_HIGH = (-1.631, 0.725, 0.026, 0.02, 0.033, 0.939, 2.323)
 HAND_OPEN = (-0.124, 0.821, 0.243, 0.281, 0.091, 0.787, 0.304, 0.335, 0, 0.3, 0.3, 0.3, 1.406, 0.441, -0.059, 1.068)
 HAND_SHUT = (-0.077, 1.03, 0.759, 0.789, -0.002, 1.09, 0.78, 0.45, 0, 1.03, 0.759, 0.789, 1.57, -0.17, 0.467, -0.271)
 # How they are varied
-ARM_SHARE, ARM_NOISE = (0.0, 1.5), 0.3  # of the way from low to high; rad
+ARM_SHARE, ARM_NOISE = (0.5, 1.5), 0.3  # of the way from low to high; rad
 OPEN_NOISE, SHUT_EXTRA = 0.15, (0.0, 0.5)  # rad; the hand closes farther than around a cube
 TOWARDS_PALM, CENTRE_NOISE = (0.0, 0.5), 0.015  # share of the way there from between the fingertips; m
-POSE_DRAWS, GRASP_HEIGHT = 4, scene.TABLE_TOP + 0.08  # at most, until the fingertips are as high, m
+POSE_DRAWS, GRASP_HEIGHT = 4, scene.TABLE_TOP + 0.27  # at most, until the fingertips are as high, m
 
 BANK_SIZE = 8  # S, at most
 BANK_STEPS, CHECK_STEPS, HELD_STEPS = 300, 15, 75  # control steps: in all, between checks, that a grasp has to last
-HELD_DISTANCE, HELD_SPEED, HELD_CLEARANCE = 0.16, 0.1, 0.01  # m from the palm; m/s; m from table to lowest corner
+HELD_DISTANCE, HELD_SPEED, HELD_HEIGHT = 0.16, 0.1, scene.TABLE_TOP + 0.2  # m from the palm, m/s, m: high enough to
+# count as lifted. With lower ones PPO learns more slowly; where these pay the bonus it learns to throw from the hand.
 
 
 class HeldStarts:
@@ -72,7 +72,7 @@ class HeldStarts:
         rows = torch.arange(self.num_envs, device=self.device)
         self.engine.set_state(held, self.held_qpos[rows, drawn], torch.zeros_like(self.engine.qvel))
         self.target = torch.where(held[:, None], self.held_target[rows, drawn], self.target)
-        self.lifted = self.lifted | held  # at any height: a bonus for a lift from the hand taught to throw
+        self.lifted = self.lifted | held
         self.closest_fingertip = torch.where(held[:, None], self.fingertip_distance(), self.closest_fingertip)
         self.closest_keypoint = torch.where(held, self.keypoint_distance(), self.closest_keypoint)
 
@@ -91,9 +91,7 @@ class HeldStarts:
             near = (position - self.palm_centre()).norm(dim=1) < HELD_DISTANCE
             over = self.engine.broken | ~near | (age >= HELD_STEPS)
             still = self.engine.body_linvel[:, OBJECT].norm(dim=1) < HELD_SPEED
-            lowest = position[:, 2] - half_height(self.engine.body_quat[:, OBJECT], self.object_size)
-            in_the_air = lowest > scene.TABLE_TOP + HELD_CLEARANCE
-            held = near & still & in_the_air & ~self.engine.broken & (age >= HELD_STEPS)
+            held = near & still & ~self.engine.broken & (position[:, 2] > HELD_HEIGHT) & (age >= HELD_STEPS)
             rows = (held & (self.held_count < BANK_SIZE)).nonzero().squeeze(1)
             self.held_qpos[rows, self.held_count[rows]] = self.engine.qpos[rows]
             self.held_target[rows, self.held_count[rows]] = target[rows]

@@ -247,28 +247,6 @@ def test_normalisers_take_in_the_rollout_before_the_update_and_then_stand_still(
 
 
 @every_script
-@every_network
-def test_a_window_at_once_equals_step_by_step(script, network):
-    torch.manual_seed(0)
-    args = parse(script, f"{FLAGS[script]} {network}")
-    agent = script.Agent(3, 2, args)
-    agent.obs_rms.update(torch.randn(20, 3) + 1.0)
-    obs, actions, dones = torch.randn(10, 8, 3), torch.randn(10, 8, 2), torch.rand(10, 8) < 0.3
-    ids = () if script is ppo else (torch.arange(8)[None] % args.num_agents,)
-    state = first_state = torch.randn(1, 8, agent.state_size)
-    with torch.no_grad():
-        _, logprob, policy, value, states = agent.get_action_and_value(obs, *ids, dones, first_state, actions)
-        assert torch.equal(agent.get_value(obs, *ids, dones, first_state), value)
-    for t in range(10):
-        now = (obs[t : t + 1], *ids, dones[t : t + 1], state)
-        _, logprob_t, policy_t, value_t, state = agent.get_action_and_value(*now, actions[t : t + 1])
-        assert torch.allclose(logprob_t[0], logprob[t], atol=1e-5)
-        assert torch.allclose(policy_t.mean[0], policy.mean[t], atol=1e-5)
-        assert torch.allclose(value_t[0], value[t], atol=1e-5)
-        assert torch.allclose(state[0], states[t], atol=1e-5)
-
-
-@every_script
 def test_with_gradients_the_lstm_is_called_again_only_where_an_episode_begins(script, monkeypatch):
     torch.manual_seed(0)
     args = parse(script, f"{FLAGS[script]} --lstm")
@@ -301,22 +279,6 @@ def test_actions_are_drawn_as_normal_draws_them(script):
     action, logprob, policy, _, _ = agent.get_action_and_value(obs, *ids, dones, state)
     torch.manual_seed(1)
     assert torch.equal(action, policy.sample()) and torch.allclose(logprob, policy.log_prob(action).sum(-1))
-
-
-@every_script
-def test_memory_does_not_cross_an_episodes_beginning(script):
-    torch.manual_seed(0)
-    args = parse(script, f"{FLAGS[script]} --lstm")
-    agent = script.Agent(3, 2, args)
-    obs, other = torch.randn(2, 6, 1, 3).unbind()
-    dones = torch.tensor([False, False, False, True, False, False])[:, None]
-    ids = () if script is ppo else (torch.zeros(1, 1, dtype=torch.long),)
-    states = torch.randn(2, 1, 1, agent.state_size)
-    past = agent.get_value(obs, *ids, dones, states[0])
-    other_past = agent.get_value(torch.cat([other[:3], obs[3:]]), *ids, dones, states[1])
-    assert torch.equal(past[3:], other_past[3:]) and not torch.equal(past[2], other_past[2])
-    no_end = torch.zeros_like(dones)
-    assert not torch.equal(agent.get_value(obs, *ids, no_end, states[0])[3:], past[3:])
 
 
 def test_latents_train_on_after_generations_in_a_run(train):

@@ -168,8 +168,6 @@ def test_importance_ratios_before_the_first_gradient_step(train, script):
         assert 0 < mean(used) < 1
         assert_logged(log, {
             "population/is_ratio_deviation": mean(deviations),
-            "population/is_ratio_deviation_max": max(deviations),
-            **{f"population/is_ratio_deviation_of_{k}": deviation for k, deviation in enumerate(deviations, 1)},
             "population/is_log_ratio_median": log_w[:, n:].abs().median(),
             "population/ess_rate": w.sum() ** 2 / w.square().sum() / w.numel(),
             "population/off_policy_used": mean(used),
@@ -195,7 +193,6 @@ def test_distances_between_agents_before_the_first_gradient_step(train, script):
         latents = window.minibatches[0].params["latents"].T.tolist()
         assert_logged(log, {
             "population/kl_to_leader": mean(to_leader),
-            "population/kl_to_leader_max": max(to_leader),
             "population/leader_is_nearest": mean(j == LEADER for j in nearest),
             "population/latent_spread": mean(statistics.pstdev(coordinate) for coordinate in latents),
         })  # fmt: skip
@@ -273,7 +270,7 @@ def test_episodes_are_those_of_all_agents_in_the_iteration(train, script):
 
 @every_script
 def test_episodes_of_each_agent_stand_until_its_next_ones(train, script):
-    """Leader, best, median and worst; the last two only once every agent has finished an episode."""
+    """Leader, best, median and worst of the agents that have finished one."""
     run = play(train, script, "--num-steps 1 --update-epochs 1 --total-timesteps 192")  # 12 iterations of one step
     agents = range(getattr(run.args, "num_agents", 1))
     latest, met = {i: means([]) for i in agents}, set()
@@ -285,9 +282,8 @@ def test_episodes_of_each_agent_stand_until_its_next_ones(train, script):
         expected = {"charts/leader_return": latest[LEADER][0], "charts/leader_objective": latest[LEADER][2]}
         expected["charts/best_agent_objective"] = max(known, default=-math.inf)
         if script is not ppo:
-            complete = len(known) == len(agents)
-            expected["population/objective_worst"] = min(known) if complete else math.nan
-            expected["population/objective_median"] = statistics.median(known) if complete else math.nan
+            expected["population/objective_worst"] = min(known, default=math.nan)
+            expected["population/objective_median"] = statistics.median(known) if known else math.nan
         assert_logged(log, expected)
     assert {0.0, 1.0} <= met
 
@@ -324,7 +320,7 @@ def fitness_and_lineage(run):
 
 def test_evolution_both_sides_of_eq_3_and_what_came_of_it(train):
     run = train(epo, EVOLUTION)
-    met, leads, generation = set(), False, 0  # leads: the leader is fitter than all followers, and counts for none of it
+    met, leads, generation = set(), False, 0  # leads: the leader is fitter than all followers, which counts for nothing
     for log, (fitness, lineage) in zip(run.logged, fitness_and_lineage(run)):
         followers = fitness[1:]
         known = not any(map(math.isnan, followers))

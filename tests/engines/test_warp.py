@@ -19,7 +19,7 @@ import ppo
 from envs.engines import make_engine
 from envs.models import allegro_kuka_scene as scene
 from envs.tasks.allegro_kuka import ARM_SPEED, OBJECT
-from tests.conftest import parse, the_run
+from tests.conftest import the_run
 from tests.engines.test_engines import controls, make_spec, run, settle
 from tests.envs.test_allegro_kuka_grasp import GRASP, LIFT, RESTING_HEIGHT, START
 from tests.envs.test_contract import Waits
@@ -187,24 +187,13 @@ def test_a_joints_limit_is_not_taken_for_the_tendons_of_its_number():
 # ---------------------------------------------------------------- buffers and errors
 
 
-def test_a_full_buffer_of_contacts_names_the_setting_and_a_number_that_is_enough():
-    engine = make(max_contacts=2)
-    with pytest.raises(RuntimeError, match=r"max_contacts 2: too small, .* use \d+") as error:
-        run(engine, torch.zeros(150, 6, 2))
-    enough = int(str(error.value).split()[-1])
-    engine = make(max_contacts=enough)
+@pytest.mark.parametrize("setting, too_small", [("max_contacts", 2), ("max_constraints", 5)])
+def test_a_full_buffer_names_the_setting_and_a_number_that_is_enough(setting, too_small):
+    with pytest.raises(RuntimeError, match=rf"{setting} {too_small}: too small, .* use \d+") as error:
+        run(make(**{setting: too_small}), torch.zeros(150, 6, 2))
+    engine = make(**{setting: int(str(error.value).split()[-1])})
     run(engine, torch.zeros(150, 6, 2))
     assert (engine.body_pos[:, 0, 2] < 0.15).all()  # the boxes lie
-
-
-def test_a_few_worlds_are_no_average():
-    run(make(num_envs=1, max_contacts=2), torch.zeros(150, 1, 2))  # four corners touch
-
-
-def test_a_full_buffer_of_constraints_names_the_setting_and_a_number_that_is_enough():
-    with pytest.raises(RuntimeError, match=r"max_constraints 5: too small, .* use \d+") as error:
-        run(make(max_constraints=5), torch.zeros(150, 6, 2))
-    run(make(max_constraints=int(str(error.value).split()[-1])), torch.zeros(150, 6, 2))
 
 
 def test_a_full_buffer_of_cylinders_names_the_setting_and_a_number_that_is_enough(monkeypatch):
@@ -233,14 +222,6 @@ def test_a_control_that_is_not_finite_breaks_its_world_and_is_raised_with_the_ne
         engine.step(torch.zeros(6, 2))
 
 
-def test_memory():
-    assert 10e3 < make().bytes_per_world() < 1e6
-    assert make(max_constraints=512).bytes_per_world() > make().bytes_per_world()
-    mujoco_warp.check_memory(1000, 1e5, 1e8)
-    with pytest.raises(ValueError, match=r"needs 0.2 GB of GPU memory, 0.1 GB are free: at most 1,000 fit"):
-        mujoco_warp.check_memory(2000, 1e5, 1e8)
-
-
 # ---------------------------------------------------------------- scripts
 
 
@@ -258,27 +239,6 @@ def test_a_run_and_its_resumption(tmp_path, monkeypatch, capsys):
     resumed = torch.load(half / "checkpoint.pt", weights_only=True)
     assert torch.equal(state["state"]["env"]["engine"]["state"], resumed["state"]["env"]["engine"]["state"])
     assert all(torch.equal(x, resumed["state"]["agent"][key]) for key, x in state["state"]["agent"].items())
-
-
-def refused(flags, capsys):
-    with pytest.raises(SystemExit) as exit:
-        parse(ppo, flags)
-    assert exit.value.code == 2
-    return capsys.readouterr().err
-
-
-def test_not_installed(monkeypatch, capsys):
-    find_spec = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name != "mujoco_warp" and find_spec(name))
-    line = refused("--env-id Cartpole --engine warp --no-cuda", capsys)
-    assert line == "--engine warp: needs the package mujoco_warp, not installed; valid here: auto, mujoco\n"
-
-
-def test_versions_that_do_not_match(monkeypatch, capsys):
-    version = importlib.metadata.version
-    monkeypatch.setattr(importlib.metadata, "version", lambda name: "3.9.0" if name == "mujoco" else version(name))
-    line = refused("--env-id Cartpole --engine warp --no-cuda", capsys)
-    assert line.startswith("--engine warp: mujoco 3.9.0 and mujoco-warp") and "requirements-gpu.txt" in line
 
 
 def test_auto_takes_warp_on_a_gpu_alone():

@@ -106,21 +106,6 @@ def test_reward_terms(changes, expected):
         assert found[name] == pytest.approx(value, abs=1e-5), name
 
 
-def test_lifting_step_all_in_one(make_still):
-    """Lifted past 0.73 m while nearing the goal: bonus and progress in one step, nothing more for lift and fingers."""
-    env = make_still(1)
-    put_object(env, 0, [0.0, 0.0, 0.74])
-    env.goal[0, :3] = torch.tensor([0.0, 0.0, 1.04])
-    env.closest_keypoint[0], env.closest_fingertip[0] = 0.4, 9.0
-    env.engine.qvel[:] = 0.0
-    _, reward, _, _, info = act(env)
-    assert reward.item() == pytest.approx(300.0 + 200.0 * 0.1, abs=1e-3)
-    assert env.term_sums[0, task.REWARD_TERMS.index("lift_bonus")].item() == 300.0
-    _, reward, _, _, info = act(env)
-    assert reward.item() == pytest.approx(0.0, abs=1e-3)  # nothing new: no bonus, no progress
-    assert info["metrics"]["lifted"].item() == 1.0
-
-
 # -------------------------------------------------------------------- success and the ends of an episode
 
 
@@ -146,8 +131,7 @@ def test_success_begins_the_next_goal_within_the_step(make_still):
     put_at_goal(env, 1)
     env.lifted[:], env.near_steps[0], env.near_steps[1] = True, 29, 5
     env.closest_keypoint[:], env.closest_fingertip[:], env.episode_step[:] = 0.001, 0.001, 100
-    env.push_force[:], env.push_probability[:] = 0.2, 0.0
-    target, joints, velocity = env.target.clone(), env.engine.qpos[:, :23].clone(), env.engine.qvel[:, :23].clone()
+    joints, velocity = env.engine.qpos[:, :23].clone(), env.engine.qvel[:, :23].clone()
     obs, reward, terminated, truncated, info = act(env, torch.zeros(2, 23))
     assert not (terminated | truncated).any() and torch.equal(info["final_obs"], obs)
     assert env.episode_step.tolist() == [0, 101] and env.episode_length.tolist() == [1, 1]
@@ -160,9 +144,7 @@ def test_success_begins_the_next_goal_within_the_step(make_still):
     assert env.closest_keypoint[1].item() == 0.0 and env.closest_fingertip[1].tolist() == pytest.approx([0.001] * 4)
     assert torch.equal(env.engine.qpos[:, :23], joints) and torch.equal(env.engine.qvel[:, :23], velocity)
     assert torch.equal(env.engine.qvel[0, 23:], torch.zeros(6))
-    assert torch.equal(env.target[:, :7], target[:, :7])
-    # the push goes on, the observation shows the new goal, the new memories and the reward just earned
-    assert env.push_force[0, 0].item() == pytest.approx(0.2 * task.PUSH_DECAY)
+    # the observation shows the new goal, the new memories and the reward just earned
     assert obs[0, 90].item() == env.closest_keypoint[0].item()
     assert torch.allclose(obs[0, 84:87], env.engine.qpos[0, 23:26] - env.goal[0, :3])
     assert obs[0, 97].item() == pytest.approx(math.log(2.0)) and obs[0, 96].item() == 0.0
@@ -206,20 +188,6 @@ def test_time_is_up_400_steps_after_the_last_success(make_still):
     assert info["final_obs"][1, 96].item() == pytest.approx(math.log(41.0))
 
 
-def test_a_broken_world_earns_nothing_and_is_reset(make_still):
-    env = make_still(3)
-    put_at_goal(env, 1)
-    env.near_steps[1], env.successes[1], env.engine.broken[1] = 29, 4.0, True
-    obs, reward, terminated, truncated, info = act(env)
-    assert terminated.tolist() == [False, True, False] and not truncated.any()
-    assert reward[1].item() == 0.0 and info["final_obs"][1, 98].item() == 0.0
-    assert info["episode"]["objective"][1].item() == 4.0 and info["metrics"]["nan_worlds"].item() == 1
-    assert env.successes[1].item() == 0.0 and torch.equal(obs[[0, 2]], info["final_obs"][[0, 2]])
-    env.engine.broken[:] = False
-    _, _, terminated, _, info = act(env)
-    assert not terminated.any() and info["metrics"]["nan_worlds"].item() == 1
-
-
 # -------------------------------------------------------------------- curriculum, metrics
 
 
@@ -238,39 +206,12 @@ def test_tolerance_shrinks_only_when_both_conditions_hold(make_still):
 def test_tolerance_ends_at_one_centimetre(make_still):
     env = make_still(1)
     env.finished_successes.fill_(5.0)
-    values = []
-    for _ in range(22):
+    for tolerance in (0.0101, 0.01):
+        env.tolerance.fill_(tolerance)
         env.tolerance_age.fill_(2999)
         info = act(env)[4]
-        values.append(env.tolerance.item())
-    assert values[18] == pytest.approx(0.075 * 0.9**19) and values[19] == values[21] == pytest.approx(0.01)
+        assert env.tolerance.item() == pytest.approx(0.01)
     assert info["metrics"]["true_objective"].item() == pytest.approx(6.0)  # 1 + successes at the end of the curriculum
-
-
-def test_metrics(make_still):
-    env = make_still(2)
-    env.finished_successes[:] = torch.tensor([1.0, 4.0])
-    env.tolerance.fill_(0.0425)
-    put_object(env, 0, [0.0, 0.0, 0.8])
-    put_object(env, 1, [0.0, 0.0, 0.55])
-    distance = env.fingertip_distance().mean().item()
-    env.successes[:] = 7.0
-    env.term_sums[1, task.REWARD_TERMS.index("lift_bonus")] = 300.0
-    env.finished_successes[0], env.episode_step[1] = 1.0, 399  # the second one's episode ends
-    env.successes[1] = 4.0
-    info = act(env)[4]
-    metrics = {name: float(value) for name, value in info["metrics"].items()}
-    assert metrics["successes"] == 2.5 and metrics["lifted"] == 0.5 and metrics["reward_lift_bonus"] == 150.0
-    assert metrics["true_objective"] == pytest.approx(0.5 + 0.01 * 2.5)
-    assert metrics["fingertip_distance"] == pytest.approx(distance)
-    assert metrics["true_objective_min"] == pytest.approx(0.51) and metrics["true_objective_max"] == pytest.approx(0.54)
-    names = {"success_tolerance", "successes", "true_objective", "fingertip_distance", "lifted", "nan_worlds"}
-    names |= {"blocked_starts", "true_objective_min", "true_objective_max"}
-    assert set(metrics) == names | {
-        "reward_" + name
-        for name in ("lift", "lift_bonus", "fingertip", "keypoint", "goal", "arm_speed", "hand_speed")
-    }  # fmt: skip
-    assert info["episode"]["objective"].tolist() == [7.0, 4.0] and env.fitness_floor == 1.0
 
 
 # -------------------------------------------------------------------- drives and pushes
@@ -330,15 +271,6 @@ def test_push_acts_in_the_frame_of_the_object(make_still):
     act(env)
     assert env.engine.xfrc[0, 5].tolist() == pytest.approx([0.0, 0.3, 0.1, 0.0, 0.0, 0.0], abs=1e-6)
     assert env.engine.xfrc[0, :5].abs().max() == 0.0 and env.engine.bodies[5] == "object"
-
-
-def test_push_is_cleared_at_reset(make_still):
-    env = make_still(2)
-    env.push_force.fill_(0.2)
-    probability = env.push_probability.clone()
-    env.reset_where(torch.tensor([True, False]))
-    assert env.push_force.tolist() == [[0.0] * 3, pytest.approx([0.2] * 3)]
-    assert env.push_probability[0] != probability[0] and env.push_probability[1] == probability[1]
 
 
 # -------------------------------------------------------------------- resets
@@ -409,26 +341,6 @@ def test_every_environment_has_the_object_of_its_number(make_still):
     assert torch.allclose(env.observe()[:, 87:90], env.object_scale)
 
 
-def test_memories_start_from_the_reset_state(make_still):
-    env = make_still(3)
-    fingertip_distance, keypoint_distance = env.fingertip_distance(), env.keypoint_distance()
-    assert torch.equal(env.closest_fingertip, fingertip_distance)
-    assert torch.equal(env.closest_keypoint, keypoint_distance)
-    assert torch.allclose(keypoint_distance, (env.engine.qpos[:, 23:26] - env.goal[:, :3]).norm(dim=1))
-
-
-def test_the_last_reward_is_observed_until_the_reset(make_still):
-    env = make_still(2)
-    assert env.observe()[:, 98].tolist() == [0.0, 0.0]
-    put_object(env, 0, [0.0, 0.0, 0.09])
-    for index in range(2):
-        env.closest_fingertip[index] = env.fingertip_distance()[index] + torch.tensor([0.1, 0.0, 0.0, 0.0])
-    obs, reward, terminated, _, info = act(env)
-    assert terminated.tolist() == [True, False] and (reward > 4.0).all()
-    assert torch.allclose(info["final_obs"][:, 98], 0.01 * reward)
-    assert obs[:, 98].tolist() == pytest.approx([0.0, 0.01 * reward[1].item()])
-
-
 # -------------------------------------------------------------------- with physics
 
 
@@ -479,9 +391,3 @@ def test_observation_layout(env_id, arms, pattern):
         assert obs[i] == pytest.approx(np.clip(np.array(expected, float), -10.0, 10.0), abs=2e-4)
         distance = np.linalg.norm(np.array(tips) - data.body("object").xpos, axis=2).flatten()
         assert (env.closest_fingertip[i].numpy() <= distance + 1e-5).all()
-
-
-def test_observation_is_clamped():
-    env = started("AllegroKukaRegrasping")
-    env.last_reward[:] = torch.tensor([30.0, -30.0])
-    assert env.observe()[:, 98].tolist() == [10.0, -10.0]

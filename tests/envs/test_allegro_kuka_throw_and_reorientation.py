@@ -9,7 +9,7 @@ import torch
 
 from envs.models import allegro_kuka_scene as scene
 from envs.tasks import allegro_kuka as task
-from tests.envs.helpers import started, touching
+from tests.envs.helpers import started
 from tests.envs.test_allegro_kuka import (  # noqa: F401, two fixtures
     TURN_X,
     TURN_Z,
@@ -71,24 +71,16 @@ def test_nothing_pushes_the_object(make_throw):
 def test_five_near_steps_are_a_success_and_move_the_bucket(make_throw):
     env = make_throw(2)
     first = env.goal.clone()
-    env.lifted[:] = True
-    for step in range(1, 5):
+    for step in range(1, 6):
+        assert torch.equal(env.goal, first)
         put_at_goal(env, 0)
         _, reward, *_ = act(env)
-        assert env.near_steps.tolist() == [step, 0] and reward[0] > 199.9
-    put_object(env, 0, [0.0, 0.0, 0.6])
-    act(env)  # out of the bucket again: it still counts
-    assert env.successes[0].item() == 0.0 and torch.equal(env.goal, first)
-    put_at_goal(env, 0)
-    _, _, terminated, truncated, _ = act(env)
-    assert not (terminated | truncated).any()
-    assert env.successes.tolist() == [1.0, 0.0] and env.near_steps.tolist() == [0, 0]
-    assert env.episode_step.tolist() == [0, 6] and env.lifted.tolist() == [False, True]
+        assert env.near_steps.tolist() == [step % 5, 0] and reward[0] > 199.9
+    assert env.successes.tolist() == [1.0, 0.0] and env.episode_step.tolist() == [0, 5]
     assert env.goal[0, 0].item() != first[0, 0].item() and torch.equal(env.goal[1], first[1])
     assert torch.equal(env.engine.mocap[:, 0], env.goal)
     x, y, z = env.engine.qpos[0, 23:26].tolist()
     assert abs(x) <= 0.1 and abs(y) <= 0.1 and 0.61 <= z <= 0.72  # on the table again
-    assert torch.allclose(env.closest_fingertip[0], env.fingertip_distance()[0])
 
 
 def test_an_object_in_a_low_bucket_has_not_fallen(make_throw):
@@ -151,32 +143,6 @@ def test_bucket_has_the_published_sizes(bucket):
     assert distance_to_bucket(bucket, [0.13, 0, 0.25], above) == -1.0
 
 
-def test_the_post_of_the_highest_bucket_is_drawn_down_to_the_ground_and_touches_nothing(bucket):
-    model, data = bucket[0], mujoco.MjData(bucket[0])
-    data.mocap_pos[0], data.qpos[23:26] = [3.0, 3.0, task.BUCKET_HIGH[2] + scene.BUCKET_GOAL], [3.0, 3.0, 0.5]
-    mujoco.mj_forward(model, data)
-    hit = np.zeros(1, np.int32)
-    side = np.array([2.5, 3.0, 1e-3])
-    assert mujoco.mj_ray(model, data, side, np.array([1.0, 0.0, 0.0]), None, 1, -1, hit) == pytest.approx(0.48)
-    assert model.body(model.geom_bodyid[hit[0]]).name == scene.GOAL_BODY
-    assert not data.ncon
-
-
-def test_bucket_stops_the_robot_and_the_object_but_not_the_scenery():
-    model = scene.build_scene(goal="bucket").compile()
-    data = mujoco.MjData(model)
-    data.qpos[:23] = np.clip(scene.DEFAULT_POSE, scene.JOINT_LOWER, scene.JOINT_UPPER)
-    touched = set()
-    for position in ([0.0, 0.15, 0.72], [0.0, 0.8, 0.3], [0.0, 0.0, 0.58]):  # at the hand, the arm, the table
-        data.qpos[23:26] = data.mocap_pos[0] = position
-        data.qpos[25] -= 0.03  # on the bucket's floor
-        mujoco.mj_forward(model, data)
-        for names in touching(model, data):
-            touched |= names - {"goal"} if "goal" in names else set()
-    assert {"object", "iiwa7_link_7", "index_link_3", "iiwa7_link_1"} <= touched
-    assert "world" not in touched and "iiwa7_base" not in touched  # what cannot move
-
-
 def in_bucket(env):
     """Whether the object's centre is between the bucket's walls, (N,) bool."""
     x, y, z = (env.engine.body_pos[:, task.OBJECT] - env.goal[:, :3]).unbind(1)
@@ -212,47 +178,6 @@ def test_an_object_dropped_into_the_bucket_stays_there_and_lies_still():
     assert min(deepest_contact(env, i) for i in range(32)) > -0.002
 
 
-# -------------------------------------------------------------------- Throw: flight
-
-
-def throw(env, apex=0.35, spin=5.0, start=(0.0, -0.3, 0.95)):
-    """Let every object fly from `start` so that, undisturbed, it falls through the middle of the bucket's opening."""
-    start, rim = torch.tensor(start), env.goal[:, :3] + RIM
-    top = torch.maximum(rim[:, 2], start[2]) + apex
-    up = (2 * 9.81 * (top - start[2])).sqrt()
-    time = up / 9.81 + (2 * (top - rim[:, 2]) / 9.81).sqrt()
-    qpos, qvel = env.engine.qpos.clone(), env.engine.qvel.clone()
-    generator = torch.Generator().manual_seed(0)
-    qpos[:, 23:26] = start
-    qvel[:, 23:25] = (rim - start)[:, :2] / time[:, None]
-    qvel[:, 25] = up
-    qvel[:, 26:] = spin * (2 * torch.rand(env.num_envs, 3, generator=generator) - 1)
-    env.engine.set_state(EVERYWHERE.expand(env.num_envs), qpos, qvel)
-
-
-def test_a_well_thrown_object_is_a_success():
-    env = started(THROW, 64, seed=5)
-    throw(env)
-    first, succeeded, lost = env.goal.clone(), torch.zeros(64, dtype=torch.bool), torch.zeros(64, dtype=torch.bool)
-    for _ in range(110):
-        _, reward, terminated, _, _ = env.step(torch.zeros(64, 23))
-        succeeded |= env.successes >= 1.0
-        lost |= terminated & ~succeeded
-    assert succeeded.float().mean() >= 0.95 and not (succeeded & lost).any()
-    assert (env.goal[succeeded] != first[succeeded]).any(1).all()
-
-
-def test_a_flying_object_keeps_its_path():
-    env = started(THROW, 32, seed=5)
-    throw(env)
-    start, velocity = env.engine.qpos[:, 23:26].clone(), env.engine.qvel[:, 23:26].clone()
-    for _ in range(30):  # half a second, all still in the air
-        env.engine.step(env.target)
-    time, gravity = 30 * scene.CONTROL_PERIOD, torch.tensor([0.0, 0.0, -9.81])
-    path = start + velocity * time + 0.5 * gravity * time * (time + scene.TIMESTEP)  # Euler: g t dt / 2 = 2 cm too low
-    assert (env.engine.qpos[:, 23:26] - path).norm(dim=1).max() < 1e-3
-
-
 # -------------------------------------------------------------------- Reorientation: rules
 
 
@@ -278,8 +203,7 @@ def test_success_leaves_the_object_where_it_is(make_reorientation):
     env.engine.qpos[0, 26:30] = env.engine.body_quat[0, 5] = env.goal[0, 3:]
     env.lifted[:], env.closest_fingertip[:], env.episode_step[:] = True, 0.001, 100
     qpos, qvel = env.engine.qpos.clone(), env.engine.qvel.clone()
-    closest = env.closest_keypoint[1].item()
-    obs, reward, terminated, truncated, _ = act(env)
+    _, reward, terminated, truncated, _ = act(env)
     assert not (terminated | truncated).any() and env.successes.tolist() == [1.0, 0.0]
     assert reward[0].item() > 1000.0 and env.term_sums[0, task.REWARD_TERMS.index("goal")].item() == 1000.0
     assert torch.equal(env.engine.qpos, qpos) and torch.equal(env.engine.qvel, qvel)
@@ -288,9 +212,6 @@ def test_success_leaves_the_object_where_it_is(make_reorientation):
     assert (env.goal[0] != first[0]).all() and torch.equal(env.goal[1], first[1])
     assert torch.equal(env.engine.mocap[:, 0], env.goal)
     assert env.closest_keypoint[0].item() == env.keypoint_distance()[0].item()
-    assert env.closest_keypoint[1].item() == closest
-    assert obs[0, 108].item() == pytest.approx(env.closest_keypoint[0].item())
-    assert obs[0, 115].item() == pytest.approx(math.log(2.0))
 
 
 def test_an_object_far_from_a_fingertip_is_lost(make_reorientation):
@@ -309,12 +230,3 @@ def test_nothing_is_lost_at_a_reset():
     for _ in range(20):
         env.reset()
         assert env.fingertip_distance().max() < 1.2
-
-
-def test_the_goal_is_shown_by_a_copy_of_the_object():
-    model = scene.build_scene((1.0, 2.0, 3.0), goal="copy").compile()
-    goal = model.geom_bodyid == model.body(scene.GOAL_BODY).id
-    boxes = goal & (model.geom_type == mujoco.mjtGeom.mjGEOM_BOX)
-    reach = (np.abs(model.geom_pos[boxes]) + model.geom_size[boxes]).max(0)  # the faces are axis-aligned
-    assert boxes.sum() == 6 and np.allclose(reach, model.geom("object").size, atol=0.001)
-    assert not (model.geom_contype[goal] | model.geom_conaffinity[goal]).any()

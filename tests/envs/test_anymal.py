@@ -13,7 +13,6 @@ from tests.envs.helpers import simulate, started, turn
 
 WEIGHT = 52.13488 * 9.81  # N
 LEVEL = (1.0, 0.0, 0.0, 0.0)
-BELLY_UP = (0.0, 1.0, 0.0, 0.0)
 LEGS_UP = np.array([0.0, math.pi, 0.0] * 4)
 
 
@@ -43,27 +42,15 @@ def feet(data):
 # ---------------------------------------------------------------- the robot as published
 
 
-def test_order_gains_and_limits(model):
+def test_order_limits_and_mass(model):
     assert (model.nq, model.nv, model.nu, model.nsensordata) == (19, 18, 12, 27)
     names = [leg + joint for leg in ("LF_", "LH_", "RF_", "RH_") for joint in ("HAA", "HFE", "KFE")]
     assert [model.joint(i).name for i in range(1, 13)] == names == [model.actuator(i).name for i in range(12)]
     assert model.actuator_trnid[:, 0].tolist() == list(range(1, 13))
     assert model.jnt_axis[1:, 0].tolist() == [1, 1, 1, -1, 1, 1, 1, -1, -1, -1, -1, -1]
-    assert (model.jnt_axis[1:, 1:] == 0).all()
     other = [[-9.42478, 9.42478]] * 2
     left, right = [[-0.72, 0.49], *other], [[-0.49, 0.72], *other]
     assert np.allclose(model.jnt_range[1:], left * 2 + right * 2)
-    assert np.allclose(model.actuator_gainprm[:, 0], 85) and np.allclose(model.actuator_biasprm[:, 1:3], (-85, -2))
-    assert np.allclose(model.actuator_forcerange, (-80, 80))
-    assert (model.dof_damping == 0).all() and (model.dof_armature == 0).all() and (model.dof_frictionloss == 0).all()
-    assert np.allclose(model.opt.gravity, (0, 0, -9.81)) and model.opt.timestep * robot.SUBSTEPS == pytest.approx(0.02)
-
-
-def test_masses(model):
-    assert model.body("base").mass == pytest.approx(26.3732, abs=1e-4)
-    for leg in robot.LEGS:
-        masses = [model.body(f"{leg}_{link}").mass.item() for link in ("HIP", "THIGH", "SHANK")]
-        assert masses == pytest.approx([2.781, 3.071, 0.58842])
     assert model.body_mass.sum() == pytest.approx(52.135, abs=1e-3)
 
 
@@ -71,12 +58,8 @@ def test_masses(model):
     ("base", (-0.0177939, -0.0001782, 0.0085043), (0.21671, 1.7852, 1.8337, 0.0092238, 0.058933, -0.00016378)),
     ("LF_HIP", (0.0566606, -0.015294, -0.0082978),
      (0.0032955, 0.0050443, 0.0057269, -1.0388e-05, 0.00010706, -0.00031949)),
-    ("RF_HIP", (0.0567633, 0.015294, -0.0082978),
-     (0.0032955, 0.0050462, 0.0057287, -1.1005e-05, -0.00010912, 0.00031949)),
     ("RH_THIGH", (0.0308147, 4.65e-05, -0.245696), (0.029564, 0.029904, 0.0048611, 4.4292e-05, 0.0041424, 9.448e-05)),
     ("LH_THIGH", (0.0308147, 4.65e-05, -0.245696), (0.029564, 0.029904, 0.0048611, 4.4396e-05, 0.0041424, 0.00011479)),
-    ("RH_SHANK", (0.005462, -0.0612528, -0.0806598),
-     (0.010161, 0.0088104, 0.0015498, -5.3571e-05, -2.266e-05, -0.0018194)),
     ("LH_SHANK", (0.005462, 0.0612528, -0.0806598),
      (0.010161, 0.0088104, 0.0015498, 5.3571e-05, -2.266e-05, 0.0018194)),
 ])  # fmt: skip
@@ -88,22 +71,12 @@ def test_inertias(model, body, com, inertia):
     in_body = axes @ np.diag(body.inertia) @ axes.T
     assert np.allclose(body.ipos, com, atol=1e-6)
     assert np.allclose(in_body[[0, 1, 2, 0, 0, 1], [0, 1, 2, 1, 2, 2]], inertia, rtol=1e-4, atol=1e-8)
-    assert 2 * body.inertia.max() < body.inertia.sum()
 
 
 def test_feet_at_the_default_pose(model):
     x, y, z = 0.452673, 0.316634, 0.107327
     assert np.allclose(feet(data_at(model)), [(x, y, z), (-x, y, z), (x, -y, z), (-x, -y, z)], atol=2e-6)
     assert model.geom("LF_FOOT").size[0] == 0.03
-
-
-def test_the_base_is_as_high_and_long_as_its_shapes(model):
-    data = data_at(model, height=1.0)
-    low, high = np.full(3, np.inf), np.full(3, -np.inf)
-    for geom in np.flatnonzero((model.geom_bodyid == 1) & (model.geom_conaffinity > 0)):
-        half = np.abs(data.geom_xmat[geom].reshape(3, 3)[:, 2]) * model.geom_size[geom, 1] + model.geom_size[geom, 0]
-        low, high = np.minimum(low, data.geom_xpos[geom] - half), np.maximum(high, data.geom_xpos[geom] + half)
-    assert np.allclose(low, (-0.6145, -0.16, 0.91)) and np.allclose(high, (0.6145, 0.16, 1.2635))
 
 
 def test_only_the_ground_is_touched(model):
@@ -152,47 +125,6 @@ def test_contact_sensors_weigh_the_robot(model):
     assert contact_forces(data) == pytest.approx([WEIGHT, 0, 0, 0, 0], rel=0.01)
 
 
-@pytest.mark.parametrize("force, falls", [((300, 0), False), ((0, 300), False), ((1500, 0), True), ((0, 1500), True)])
-def test_pushed_for_a_tenth_of_a_second(model, force, falls):
-    data = data_at(model)
-    simulate(model, data, 1.0)
-    data.xfrc_applied[1, :2] = force
-    simulate(model, data, 0.1)
-    data.xfrc_applied[:] = 0.0
-    touched = 0.0
-    for _ in range(round(3.0 / robot.TIMESTEP)):
-        mujoco.mj_step(model, data)
-        touched = max(touched, contact_forces(data).max())
-    assert (touched > 1.0) == falls
-    assert (data.qpos[2] < 0.35) if falls else (abs(data.qpos[2] - 0.51) < 0.01 and data.qpos[3] > 0.999)
-    assert np.abs(data.qvel).max() < 2.0
-
-
-def test_flight_keeps_energy_and_momentum():
-    spec = robot.build()
-    spec.option.gravity = (0, 0, 0)
-    spec.option.disableflags = mujoco.mjtDisableBit.mjDSBL_ACTUATION
-    spec.option.enableflags = mujoco.mjtEnableBit.mjENBL_ENERGY
-    model = spec.compile()
-    data = data_at(model, height=2.0)
-    data.qvel[:] = [0.3, -0.2, 0.1, 0.5, 1.0, -0.5] + [0.5, -1.0, 1.5, -0.5, 1.0, 2.0] * 2
-    mujoco.mj_step(model, data)
-    start, motion = data.energy.sum(), []
-    for _ in range(100):
-        mujoco.mj_step(model, data)
-        mujoco.mj_subtreeVel(model, data)
-        motion.append(np.concatenate([data.subtree_linvel[0], data.subtree_angmom[1]]))
-        assert data.nefc == 0 and data.energy.sum() == pytest.approx(start, rel=0.02)
-    assert np.allclose(motion[0], motion[-1], rtol=0.02, atol=0.01)
-
-
-def test_fall_in_flight(model):
-    data = data_at(model, height=10.0)
-    simulate(model, data, 1.0)
-    assert data.qpos[2] == pytest.approx(10.0 - 9.81 / 2, abs=0.03) and data.qvel[2] == pytest.approx(-9.81)
-    assert np.allclose(data.qpos[7:], robot.DEFAULT_POSE, atol=1e-6)
-
-
 # ---------------------------------------------------------------- the task, by hand
 
 
@@ -239,8 +171,6 @@ def test_reward_of_a_step_and_its_cut_at_zero():
     env.command.zero_()
     _, reward, terminated, _, info = env.step(torch.zeros(3, 12))
     assert reward.tolist() == pytest.approx([0.03, 0.0276, 0.0]) and not terminated.any()
-    assert info["metrics"]["reward_torque"].item() == pytest.approx(-(0.0024 + 0.0384) / 3)
-    assert info["metrics"]["velocity_error"] == 0.0 and info["metrics"]["yaw_rate_error"] == 0.0
     env.command.copy_(torch.tensor([[0.3, -0.4, -0.1]] * 3))
     _, reward, _, _, info = env.step(torch.zeros(3, 12))
     assert reward[0].item() == pytest.approx(0.02 * math.exp(-1.0) + 0.01 * math.exp(-0.04))
@@ -328,26 +258,3 @@ def test_more_than_a_newton_on_base_or_thighs_is_a_fall():
     freeze(env, sensors)
     terminated = env.step(torch.zeros(12, 12))[2]
     assert terminated.tolist() == [True] * 5 + [False] * 6 + [True]
-
-
-def test_lying_terminates_and_a_foot_on_the_ground_does_not():
-    env = started("Anymal", 3)
-    zeros = torch.zeros(3, 12)
-    put(env, height=0.5)
-    for _ in range(100):
-        assert not env.step(zeros)[2].any()
-    put(env, BELLY_UP, height=0.3)
-    ends = [env.step(zeros)[2] for _ in range(20)]
-    assert torch.stack(ends).any(0).all()
-    put(env, turn(1.6, 0), height=0.35)  # on its side
-    assert torch.stack([env.step(zeros)[2] for _ in range(20)]).any(0).all()
-
-
-def test_a_fall_ends_one_episode_only():
-    env = started("Anymal")
-    put(env, BELLY_UP, height=0.25)
-    while not (done := env.step(torch.zeros(2, 12))[2]).any():
-        pass
-    assert (env.engine.sensors[done] == 0).all()
-    for _ in range(50):
-        assert not env.step(torch.zeros(2, 12))[2][done].any()

@@ -115,11 +115,12 @@ def test_what_was_returned_does_not_change_later(env_id):
 
 
 class Waits(TorchDispatchMode):
-    """Counts what makes the host wait for a GPU."""
+    """Counts what makes the host wait for a GPU, and all operators that launch something: views do not."""
 
-    count = 0
+    count = launches = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.launches += not func.is_view
         masks = args[1] if str(func).startswith(("aten.index.", "aten.index_put")) else []
         self.count += any(x is not None and x.dtype == torch.bool for x in masks)
         self.count += str(func).startswith(("aten._local_scalar_dense", "aten.nonzero", "aten.masked_select"))
@@ -155,6 +156,17 @@ def test_a_step_does_not_wait_for_a_gpu(env_id, monkeypatch):
     assert waits.count == (2 if env_id.startswith("AllegroKuka") else 0)
 
 
+@every_env
+def test_a_step_launches_few_operators(env_id):
+    """Each costs the host of a GPU microseconds, however few environments. An episode ends in half of the steps."""
+    env = started(env_id, 64)
+    with Waits() as waits:
+        for step, action in enumerate(random_actions(env, 12)):
+            env.episode_step[0] = step % 2 * env.max_episode_steps
+            env.step(action)
+    assert waits.launches / 12 <= (500 if env_id.startswith("AllegroKuka") else 300)
+
+
 def test_the_learners_low_precision_is_not_the_tasks(monkeypatch):
     env, matmul, seen = envs.make("Cartpole", 4), torch.backends.cuda.matmul, []
     observe = env.observe
@@ -184,42 +196,6 @@ def test_final_obs_is_what_would_be_observed_without_the_reset(env_id):
     assert truncated[0] or terminated[0]
     assert torch.equal(step[4]["final_obs"], obs) and not torch.equal(step[0][0], obs[0])
     assert all(torch.equal(a, b) for a, b in zip(step[1:4], (reward, terminated, truncated)))
-
-
-class InPlaceDrift(Drift):
-    """Returns its own tensors, and changes them in place at a reset."""
-
-    def __init__(self, num_envs, device, seed):
-        super().__init__(num_envs, device, seed)
-        self.own = {}
-
-    def keep(self, name, value):
-        return self.own.setdefault(name, value.clone()).copy_(value)
-
-    def reset_where(self, mask):
-        super().reset_where(mask)
-        for tensor in self.own.values():
-            tensor[mask] = 0
-
-    def advance(self, action):
-        return [self.keep(name, value) for name, value in enumerate(super().advance(action))]
-
-    def observe(self):
-        return self.keep("obs", super().observe())
-
-    def objective(self):
-        return self.keep("objective", super().objective())
-
-
-def test_a_task_may_return_its_own_tensors():
-    env, other = Drift(16, "cpu", 1), InPlaceDrift(16, "cpu", 1)
-    assert torch.equal(env.reset(), other.reset())
-    ended = 0
-    for action in random_actions(env, 30):
-        step = env.step(action)
-        assert_same(step, other.step(action))
-        ended += step[4]["episode"]["done"].sum()
-    assert ended > 16
 
 
 @every_env
@@ -363,7 +339,8 @@ class Broken(Drift):
 @pytest.mark.parametrize("mistake, message", [
     ("action", "changes the action"), ("done", "running episode"), ("final", "final_obs differs"),
     ("both", "both terminated and truncated"), ("double", "observation of reset.. is .torch.float64"),
-    ("column", ""), ("float", ""), ("nan", "not finite"), ("reset", "final_obs differs"), ("state", "not all of the"),
+    ("column", None), ("float", None), ("nan", "not finite"), ("reset", "final_obs differs"),
+    ("state", "not all of the"),
 ])  # fmt: skip
 def test_a_mistake_is_found(mistake, message):
     env = Broken(mistake)
@@ -382,7 +359,6 @@ def test_the_command(monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("env_id, options, message", [
-    ("Moot", {}, "^did you mean Moat"), ("CartPole", {}, "^did you mean Cartpole"),
     ("AllegroKukaRegrasp", {}, "^did you mean AllegroKukaRegrasping"),
     ("nowhere:Task", {}, "^no module named nowhere; must be package.module:Class$"),
     ("envs.tasks.moat:Goat", {}, "^envs.tasks.moat has no class Goat; must be package.module:Class$"),

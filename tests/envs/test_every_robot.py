@@ -8,7 +8,6 @@ import envs
 from tests.envs.helpers import simulate, touching
 
 FREE = {"AllegroHand": "cube", "AllegroKukaRegrasping": "object", "FrankaCubeStack": "cube_a", "ShadowHand": "cube"}
-WITHOUT_TABLE = ("AllegroHand", "ShadowHand")
 
 
 def task_model(env_id):
@@ -22,13 +21,6 @@ def place(model, data, name, position, velocity=(0.0,) * 6):
     joint = model.joint(name)
     data.qpos[joint.qposadr[0] :][:7] = [*position, 1, 0, 0, 0]
     data.qvel[joint.dofadr[0] :][:6] = velocity
-
-
-@pytest.mark.parametrize("env_id", [*FREE, "Ant", "Anymal", "Cartpole", "Humanoid"])
-def test_inertias_are_possible(env_id):
-    _, model = task_model(env_id)
-    for inertia in model.body_inertia[model.body_mass > 0]:
-        assert inertia.min() > 0 and 2 * inertia.max() <= inertia.sum() * (1 + 1e-6)
 
 
 @pytest.mark.parametrize("env_id, joints, most", [
@@ -48,12 +40,13 @@ def test_shapes_do_not_overlap_for_want_of_space(env_id, joints, most):
     assert 0 < max((n for pair, n in counts.items() if "world" not in pair), default=0) < most * 300
 
 
-@pytest.mark.parametrize("env_id, joints", [("AllegroKukaRegrasping", 23), ("FrankaCubeStack", 9)])
+@pytest.mark.parametrize("env_id, joints", [("AllegroHand", 16), ("AllegroKukaRegrasping", 23), ("FrankaCubeStack", 9)])
 def test_a_robot_at_rest_stays_at_rest(env_id, joints):
+    """In the pose of its first reset."""
     env, model = task_model(env_id)
+    env.reset()
     data = mujoco.MjData(model)
-    pose = env.joint_default.clamp(env.joint_lower, env.joint_upper).double().numpy()
-    data.qpos[:joints] = pose
+    pose = data.qpos[:joints] = env.engine.qpos[0, :joints].double().numpy()
     position_drives = model.actuator_biastype == mujoco.mjtBias.mjBIAS_AFFINE
     data.ctrl[position_drives] = pose[position_drives]
     place(model, data, FREE[env_id], (2.0, 2.0, 0.1))

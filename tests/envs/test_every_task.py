@@ -31,7 +31,8 @@ every_task = pytest.mark.parametrize("env_id", SIZES)
 
 
 def test_every_task_is_here():
-    assert set(SIZES) == set(envs.TASKS) - set(envs.PURE_TORCH)
+    inherited = {env_id for env_id in envs.TASKS if env_id.endswith("HeldStarts")}
+    assert set(SIZES) == set(envs.TASKS) - set(envs.PURE_TORCH) - inherited
 
 
 @every_task
@@ -105,10 +106,10 @@ def test_two_thousand_steps_of_allegro_kuka_make_no_warning(env_id, tmp_path, mo
 # of the rollout below: mean |joint positions|, mean |velocities|, mean reward, mean |observation|
 DIGESTS = {
     "AllegroHand": (0.50677, 1.34018, -0.42797, 0.17938),
-    "AllegroKukaRegrasping": (0.64736, 0.56696, 0.59016, 0.36984),
-    "AllegroKukaReorientation": (0.64904, 0.55541, 0.57878, 0.34892),
+    "AllegroKukaRegrasping": (0.64616, 0.54958, 0.53305, 0.36477),
+    "AllegroKukaReorientation": (0.64897, 0.52179, 0.55751, 0.34322),
     "AllegroKukaThrow": (0.64659, 0.56153, 0.3996, 0.37246),
-    "AllegroKukaTwoArmsRegrasping": (0.46174, 1.11461, 0.40715, 0.62649),
+    "AllegroKukaTwoArmsRegrasping": (0.45513, 0.96933, 0.4069, 0.58176),
     "AllegroKukaTwoArmsReorientation": (0.46159, 1.06256, 0.40759, 0.62666),
     "AllegroKukaTwoArmsReorientationPartition": (0.43324, 0.95264, 0.40759, 0.62666),
     "Ant": (0.39476, 1.5391, 1.00969, 0.37407),

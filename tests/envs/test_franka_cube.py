@@ -90,11 +90,7 @@ def test_push_episode(make_still):
     assert reward.tolist() == pytest.approx([0.476812, 1200.0, -3.80797, -3.80797], abs=1e-3)
     assert terminated.tolist() == [False, True, True, False] and truncated.tolist() == [False, False, False, True]
     assert info["episode"]["objective"].tolist() == [0.0, 1.0, 0.0, 0.0]
-    assert info["metrics"]["success_rate"].item() == 0.25
-    assert info["metrics"]["reward_reached"].item() == 300.0 and info["metrics"]["reward_near"].item() == 0.0
-    assert info["metrics"]["reward_failed"].item() == pytest.approx(-1.903985, abs=1e-5)
     assert torch.equal(env.goal[0], goal[0]) and (env.goal[1:] != goal[1:]).any(1).all()
-    assert env.term_sums.tolist() == [[0.0, pytest.approx(0.476812, abs=1e-5), 0.0], [0.0] * 3, [0.0] * 3, [0.0] * 3]
     assert info["final_obs"][1, 7:10].tolist() == pytest.approx([-0.004, 0.0, 0.0], abs=1e-6)
 
 
@@ -156,28 +152,10 @@ def test_stack_episode(make_still):
     assert reward[:3].tolist() == pytest.approx([16.0, held, held], abs=1e-4)
     assert terminated.tolist() == [True, False, False, False] and truncated.tolist() == [False, False, True, False]
     assert info["episode"]["objective"].tolist() == [1.0, 0.0, 0.0, 0.0]
-    metrics = {name: value.item() for name, value in info["metrics"].items()}
-    assert metrics == {
-        "success_rate": 0.25, "nan_worlds": 0, "reward_stacked": 4.0, "reward_lift": 0.375,
-        "reward_reach": pytest.approx(0.025), "reward_align": pytest.approx(0.2689415, abs=1e-5),
-    }  # fmt: skip
+    assert info["metrics"]["success_rate"].item() == 0.25 and info["metrics"]["reward_lift"].item() == 0.375
 
 
 # -------------------------------------------------------------------- what both share
-
-
-@both
-def test_a_broken_world_earns_nothing_and_is_reset(make_still, env_id):
-    env = make_still(env_id)
-    put_cube(env, 1, [0.0, 0.0, 0.06 if env_id == "FrankaCubeStack" else 0.0])  # a success
-    env.engine.broken[1] = True
-    obs, reward, terminated, truncated, info = act(env)
-    assert terminated.tolist() == [False, True, False] and not truncated.any() and reward[1].item() == 0.0
-    assert info["episode"]["objective"][1].item() == 0.0 and info["metrics"]["nan_worlds"].item() == 1
-    assert torch.equal(obs[[0, 2]], info["final_obs"][[0, 2]]) and not torch.equal(obs[1], info["final_obs"][1])
-    env.engine.broken[:] = False
-    _, _, terminated, _, info = act(env)
-    assert not terminated.any() and info["metrics"]["nan_worlds"].item() == 1
 
 
 def test_gripper(make_still):
@@ -203,18 +181,6 @@ def test_an_action_is_an_acceleration_of_the_hand(make_still):
     assert torque[6].abs().max() < 1e-5 and torque[:6].abs().amax(1).min() > 0.01
 
 
-def test_the_hand_is_braked_by_the_velocity_of_the_grip_site(make_still):
-    env = make_still("FrankaCubePush", 1)
-    env.engine.qpos[:, :9] = env.joint_default
-    env.engine.body_linvel[:] = 9.0
-    env.engine.body_linvel[0, 9] = torch.tensor([0.02, 0.0, 0.0])
-    env.engine.body_angvel[0, 9] = torch.tensor([0.0, 0.0, 0.1])
-    act(env)
-    jacobian, mass = env.controller.dynamics(env.engine.body_pos[:, :9], env.engine.body_quat[:, :9])
-    acceleration = jacobian @ torch.linalg.solve(mass, env.engine.ctrl[:, :7, None])
-    assert acceleration.flatten().tolist() == pytest.approx([-0.489898, 0, 0, 0, 0, -2.44949], abs=0.005)
-
-
 @both
 def test_reset_distribution(make_still, env_id):
     env = make_still(env_id, 4000)
@@ -238,26 +204,6 @@ def test_reset_distribution(make_still, env_id):
         assert 0.78 < yaw.max() <= 0.7851 and -0.7851 <= yaw.min() < -0.78 and yaw.mean().abs() < 0.03
 
 
-def test_a_cube_too_near_is_the_rare_case_and_then_the_farthest_draw(make_still, monkeypatch):
-    env = make_still("FrankaCubePush", 1)
-    draws = torch.zeros(1, 27)
-    draws[0, 11:19] = torch.tensor([0.1, 0.5, 0.2, 0.9, 0.8, 0.3, 0.6, 0.7])  # x of the eight draws, in 0.25 m
-    monkeypatch.setattr(env, "uniform", lambda low, high, *shape: draws)
-    env.reset()
-    assert env.cube()[0, :2].tolist() == pytest.approx([0.225, 0.0])  # the first that is 0.1414 m away: 0.9
-    draws[0, 14:19] = torch.tensor([0.1, 0.4, 0.3, 0.2, 0.1])
-    env.reset()
-    assert env.cube()[0, :2].tolist() == pytest.approx([0.125, 0.0])  # none is: the farthest
-
-
-def test_joints_start_within_their_limits(make_still, monkeypatch):
-    monkeypatch.setattr(task, "RESET_NOISE", 9.0)
-    env = make_still("FrankaCubePush", 100)
-    joints = env.engine.qpos[:, :9]
-    assert (joints >= env.joint_lower).all() and (joints <= env.joint_upper).all()
-    assert (joints == env.joint_lower).any(0)[:7].all()
-
-
 # -------------------------------------------------------------------- with physics
 
 
@@ -274,9 +220,3 @@ def test_observation_layout(env_id):
         expected = [*cube.xquat[[1, 2, 3, 0]], *cube.xpos, *(target - cube.xpos)]
         expected += [*grip.xpos, *grip.xquat[[1, 2, 3, 0]], *data.qpos[7:9]]
         assert obs[i].tolist() == pytest.approx(expected, abs=1e-5)
-
-
-def test_observation_is_clamped(make_still):
-    env = make_still("FrankaCubePush", 1)
-    env.engine.qpos[0, 9:12] = torch.tensor([7.0, -7.0, 0.0])
-    assert env.observe()[0, 4:10].tolist() == pytest.approx([5.0, -5.0, 0.0, -5.0, 5.0, 1.05])

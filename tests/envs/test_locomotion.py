@@ -9,7 +9,6 @@ import torch
 
 import envs
 from envs.models import ant, humanoid
-from envs.models.walker import SUBSTEPS
 from envs.tasks import locomotion as task
 from tests.envs.helpers import StillEngine, started, turn
 
@@ -60,8 +59,6 @@ def test_ant_numbers(models):
     assert [model.joint(i).name for i in range(1, 9)] == names == ant.JOINT_NAMES
     hip, bent, mirrored = (-0.698132, 0.698132), (0.523599, 1.745329), (-1.745329, -0.523599)
     assert np.allclose(model.jnt_range[1:], [hip, bent, hip, mirrored, hip, mirrored, hip, bent], atol=1e-6)
-    assert np.allclose(ant.DEFAULT_POSE, [0, 0.523599, 0, -0.523599, 0, -0.523599, 0, 0.523599], atol=1e-6)
-    assert (model.dof_armature[6:] == 0.01).all() and (model.dof_damping[6:].reshape(8, -1)[:, 0] == 0.1).all()
     assert (model.actuator_gear[:, 0] == 15.0).all() and (model.geom_friction[1:, 0] == 1.5).all()
 
 
@@ -82,17 +79,11 @@ def test_humanoid_numbers(models):
     assert [model.actuator(i).trnid[0] for i in range(21)] == list(range(1, 22))
     gears = [67.5] * 3 + [45, 45, 135, 90, 22.5, 22.5] * 2 + [67.5, 67.5, 45] * 2
     assert model.actuator_gear[:, 0].tolist() == gears == humanoid.GEAR
-    for name, low, high, stiffness, damping, armature in (
-        ("abdomen_y", -1.309, 0.5236, 20, 5, 0.01),
-        ("right_hip_x", -0.7854, 0.2618, 10, 5, 0.01),
-        ("left_knee", -2.7925, 0.034907, 5, 0.1, 0.007),
-        ("right_ankle_x", -0.87266, 0.87266, 2, 1, 0.006),
-        ("left_shoulder2", -1.5708, 1.2217, 10, 5, 0.01),
-    ):
-        joint = model.joint(name)
-        assert np.allclose(joint.range, (low, high), atol=1e-4)
-        assert np.ravel(joint.stiffness)[0] == stiffness and np.ravel(joint.damping)[0] == damping
-        assert joint.armature[0] == armature
+    for name, low, high in (
+        ("abdomen_y", -1.309, 0.5236), ("right_hip_x", -0.7854, 0.2618), ("left_knee", -2.7925, 0.034907),
+        ("right_ankle_x", -0.87266, 0.87266), ("left_shoulder2", -1.5708, 1.2217),
+    ):  # fmt: skip
+        assert np.allclose(model.joint(name).range, (low, high), atol=1e-4)
 
 
 # World positions (m) of body frames from the published tables, computed without MuJoCo.
@@ -129,12 +120,6 @@ def test_self_collision_of_the_humanoid_alone(models):
             data = data_at(model, rng.uniform(model.jnt_range[1:, 0], model.jnt_range[1:, 1]), height=5.0)
             touched += data.ncon > 0
         assert touched > 20 if touches else touched == 0
-
-
-@BOTH
-def test_nothing_touches_in_the_default_pose(models, env_id):
-    robot = ROBOTS[env_id]
-    assert data_at(models[env_id], robot.DEFAULT_POSE, robot.START_HEIGHT).ncon == 0
 
 
 # ---------------------------------------------------------------- physics
@@ -188,25 +173,6 @@ def test_a_tumbling_robot_keeps_its_energy(env_id, divisor, tolerance):
     mujoco.mj_forward(model, data)
     assert np.abs(data.qpos - start)[7:].max() > 0.2 and data.energy[0] < potential - 5.0
     assert data.energy.sum() == pytest.approx(total, abs=tolerance * (potential - data.energy[0]))
-
-
-@BOTH
-def test_full_torque_throws_nothing_about(models, env_id):
-    """The reason for two substeps: with one, an Ant at full torque leaves the ground by 15 m."""
-    model, robot, rng = models[env_id], ROBOTS[env_id], np.random.default_rng(0)
-    heights, excess, speeds = [], [], []
-    for _ in range(10):
-        data = data_at(model, robot.DEFAULT_POSE, robot.START_HEIGHT)
-        for _ in range(60):
-            data.ctrl[:] = np.sign(rng.normal(size=model.nu))
-            for _ in range(SUBSTEPS):
-                mujoco.mj_step(model, data)
-            heights.append(data.qpos[2])
-            outside = np.maximum(data.qpos[7:] - model.jnt_range[1:, 1], model.jnt_range[1:, 0] - data.qpos[7:])
-            excess.append(outside.max())
-            speeds.append(np.abs(data.qvel[6:]).max())
-    assert max(heights) < 2.0 and max(speeds) < 100.0
-    assert np.quantile(excess, 0.99) < 0.45 and max(excess) < 0.7
 
 
 def test_feet_of_a_resting_ant_carry_its_weight(models):
@@ -413,16 +379,15 @@ def test_angles_are_wrapped(make_still, env_id):
     assert yaw == pytest.approx([-0.01, 0.0, 3.1, 0.0], abs=1e-5)
     assert roll == pytest.approx([0.0, -0.02, 0.0, 3.1], abs=1e-5)
     assert angle == pytest.approx([0.01, 0.0, 1.75 * math.pi - 3.1, 0.0], abs=1e-5)
-    angles = torch.tensor([-7.0, -3.2, 0.0, 3.2, 7.0])
-    assert task.wrap(angles).tolist() == pytest.approx([-7 + 2 * math.pi, -3.2 + 2 * math.pi, 0.0, 3.2 - 2 * math.pi,
-                                                        7.0 - 2 * math.pi], abs=1e-5)  # fmt: skip
 
 
 @BOTH
 def test_reset_distribution(make_still, env_id):
     env = make_still(env_id, 4000)
     env.action.fill_(0.5)
+    env.distance.fill_(995.0)
     obs = env.reset()
+    assert (env.distance == 1000.0).all()
     qpos, qvel = env.engine.qpos, env.engine.qvel
     height = {"Ant": 0.44, "Humanoid": 1.34}[env_id]
     assert torch.equal(qpos[:, :7], torch.tensor([0, 0, height, 1, 0, 0, 0]).expand(4000, 7))
@@ -438,7 +403,7 @@ def test_reset_distribution(make_still, env_id):
     assert qvel[:, 6:].abs().max() <= 0.1 and qvel[:, 6:].std().item() == pytest.approx(0.1 / math.sqrt(3), abs=0.002)
     assert (obs[:, -env.num_actions :] == 0.0).all()  # no action yet
     _, reward, *_ = env.step(torch.zeros(4000, env.num_actions))
-    assert terms(env)["progress"] == [0.0] * 4000 and (env.distance == 1000.0).all()
+    assert terms(env)["progress"] == [0.0] * 4000
 
 
 # ---------------------------------------------------------------- the tasks, with physics
@@ -460,12 +425,3 @@ def test_the_action_is_the_torque(env_id):
     env.engine.step(signs)
     turned = (env.engine.qvel[:, 6:] - drift).gather(1, signs.abs().argmax(1, keepdim=True))[:, 0]
     assert (turned * signs.sum(1) > 1.0).all()
-
-
-def test_an_idle_ant_stays_alive_and_an_idle_humanoid_falls():
-    for env_id, alive in (("Ant", True), ("Humanoid", False)):
-        env = started(env_id, 8)
-        ended = torch.zeros(8, dtype=torch.bool)
-        for _ in range(200):
-            ended |= env.step(torch.zeros(8, env.num_actions))[2]
-        assert not ended.any() if alive else ended.all()

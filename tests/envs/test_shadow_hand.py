@@ -74,13 +74,7 @@ def test_joints_and_drives():
     for name in names:
         expected = LIMITS.get(name, (-0.349, 0.349) if name.endswith("3") else (0, 1.571))
         assert model.joint(name).range.tolist() == pytest.approx(expected)
-    assert model.jnt_range[:24, 0].tolist() == robot.JOINT_LOWER.tolist()
-    assert model.jnt_range[:24, 1].tolist() == robot.JOINT_UPPER.tolist()
     assert np.allclose(model.actuator_forcerange, [(-effort, effort) for effort in EFFORTS])
-    assert np.allclose(model.actuator_gainprm[:, 0], [5.0] * 2 + [1.0] * 18)
-    assert np.allclose(model.actuator_biasprm[:, 1], [-5.0] * 2 + [-1.0] * 18)
-    assert np.allclose(model.dof_damping[:24], [0.5] * 2 + [0.1] * 22)
-    assert np.allclose(model.dof_armature[:24], [0.005] * 2 + [0.001] * 22)
 
 
 def test_tendons():
@@ -94,16 +88,11 @@ def test_tendons():
         assert np.delete(data.ten_length, i).tolist() == [0.0] * 3
 
 
-def test_masses_and_inertias():
+def test_masses():
     model = build()
     hand = ["mount", "forearm"] + [body[0] for body in robot.BODIES]
     assert sum(model.body(name).mass[0] for name in hand) == pytest.approx(5.011)
     assert model.body("cube").mass[0] == pytest.approx(0.070875)
-    masses = {"palm": 0.3, "lfmetacarpal": 0.075, "rfproximal": 0.014, "mfmiddle": 0.012, "thhub": 0.002}
-    for name, mass in masses.items():
-        assert model.body(name).mass[0] == pytest.approx(mass)
-    assert model.body("wrist").inertia.tolist() == [1e-3] * 3 and model.body("thdistal").inertia.tolist() == [1e-5] * 3
-    assert model.body("ffmiddle").ipos[2] == 0.011 and model.body("mfmiddle").ipos[2] == 0.012
 
 
 def test_forward_kinematics():
@@ -159,25 +148,6 @@ def test_joints_reach_their_targets_and_the_coupled_ones_follow():
         assert overshoot < 0.01 and np.abs(data.qpos[robot.DRIVEN] - goal).max() < 0.01
         assert np.abs(data.ten_length).max() / robot.TENDON_ARMS[0] < slack + 0.01
         assert np.abs(data.qvel[:24]).max() < 1e-3  # no chatter
-
-
-def test_fingers_that_press_on_each_other_do_not_chatter_or_sink_in():
-    model, rng = build(), np.random.default_rng(0)
-    lower, upper = model.actuator_ctrlrange.T
-    data, touching = start(model), 0
-    for _ in range(10):
-        data.ctrl[:] = lower + (upper - lower) * rng.random(20)
-        data.ctrl[15:] = 0.9, 1.2, 0.2, 0.5, -1.2 * rng.random()  # the thumb across the palm
-        simulate(model, data, 2.0)
-        velocity = []
-        for _ in range(60):
-            mujoco.mj_step(model, data)
-            velocity.append(data.qvel[:24].copy())
-        touching += data.ncon > 0
-        assert depth(data) < 0.002
-        fast = np.abs(velocity).max(0) > 1e-3  # a joint without a drive may still slide, but one way
-        assert (np.sign(velocity)[:, fast] == np.sign(velocity[0])[fast]).all()
-    assert touching >= 5
 
 
 def test_a_cube_dropped_into_the_palm_comes_to_rest():
@@ -238,15 +208,6 @@ def test_actions_are_absolute_targets(env):
     assert np.allclose(targets[0][0], (lower + upper) / 2, atol=1e-6)
     assert np.allclose(targets[0][1], upper)
     assert targets[0][2, [0, 1, 19]].tolist() == pytest.approx([-0.489, -0.1045, -0.39275])
-
-
-def test_fingertip_positions_are_those_of_the_published_bodies(env):
-    env.engine.set_state(
-        torch.ones(3, dtype=torch.bool), torch.tensor([[0.0] * 24 + OUT_OF_THE_WAY] * 3), torch.zeros(3, 30)
-    )
-    obs = env.observe()
-    for i, name in enumerate(("ffdistal", "mfdistal", "rfdistal", "lfdistal", "thdistal")):
-        assert obs[0, 96 + 13 * i : 99 + 13 * i].tolist() == pytest.approx(POSITIONS[name], abs=1e-5)
 
 
 @pytest.mark.parametrize("finger", range(5))

@@ -15,6 +15,7 @@ import torch
 import cpo
 import epo
 import harness
+import pbt
 import ppo
 import sapg
 from envs.base import VectorEnv
@@ -27,6 +28,7 @@ OWN = {
     sapg: POPULATION,
     cpo: f"{POPULATION} --adversarial-coef 0.1 --discriminator-sizes 8 --reverse-kl-coef 0.1 --awac-coef 0.1",
     epo: f"{POPULATION} --ga-interval 0.1 --ga-warmup 0.1",
+    pbt: "--num-agents 4 --pbt-start 1 --pbt-interval 1 --mutation-rate 0.5",
 }
 TASKS = {DRIFT: (32, 9), "Moat": (32, 32), "Cartpole": (64, 32), "AllegroKukaRegrasping": (8, 32)}
 STEPS = 32 * 32  # of an iteration of Moat
@@ -72,6 +74,8 @@ def test_resumed_is_uninterrupted_bit_by_bit(script, task, network):
     if script is epo and task == DRIFT:  # something to get lost
         early, whole = (saved["state"]["lineage_stats"] for saved in (early, whole))
         assert early["pending"] and early["generation"] and whole["generation"] > 1
+    if script is pbt:
+        assert 0 < early["state"]["last_copy"] < whole["state"]["last_copy"]
 
 
 def test_the_checkpoint_at_an_interval_is_the_state_of_then(monkeypatch):
@@ -176,8 +180,8 @@ class Payload:
 
 @pytest.mark.parametrize("damage, reason", [
     ("truncated", "cannot be read"), ("empty", "cannot be read"), ("zeros", "cannot be read"),
-    ("code", "cannot be read"), ("foreign", "not a checkpoint of a training script: script, args"),
-    ("path", "not a checkpoint of a training script: ../ppo"), ("missing", "no such file"), ("folder", "no such file"),
+    ("code", "cannot be read"), ("path", "must be a checkpoint that ppo.py wrote"),
+    ("missing", "no such file"), ("folder", "no such file"),
 ])  # fmt: skip
 def test_what_is_no_checkpoint_is_refused_and_runs_no_code(damage, reason, capsys):
     train(ppo, command(ppo, iterations=1))
@@ -187,8 +191,7 @@ def test_what_is_no_checkpoint_is_refused_and_runs_no_code(damage, reason, capsy
     elif damage == "folder":
         path.mkdir()
     elif damage != "missing":
-        changed = {"code": {**saved, "args": Payload()}, "foreign": {"weight": torch.zeros(3)}}
-        torch.save(changed.get(damage, {**saved, "script": "../ppo"}), path)
+        torch.save({**saved, **({"args": Payload()} if damage == "code" else {"script": "../ppo"})}, path)
     before = sorted(pathlib.Path().rglob("*"))
     line = refused(ppo, "--no-cuda --resume x.pt --total-timesteps 1000000", capsys)
     assert line.startswith("--resume x.pt") and reason in line
@@ -222,7 +225,8 @@ def test_a_flag_that_the_script_no_longer_has_is_named_and_ignored(capsys):
     torch.save(saved, the_run() / "checkpoint.pt")
     capsys.readouterr()
     assert train(ppo, f"--no-cuda --resume {the_run()} --total-timesteps {3 * STEPS}") == 0
-    assert capsys.readouterr().err == "ignored, since ppo.py has no such flags: --nan-guard\n"
+    line = "--nan-guard of the checkpoint is ignored: ppo.py has no such flag"
+    assert capsys.readouterr().out.splitlines()[0] == line
 
 
 def test_another_scripts_checkpoint_is_refused(capsys):
@@ -238,7 +242,7 @@ def test_an_optimizers_state_of_another_shape_is_refused():
     moments = saved["state"]["optimizer"]["state"]
     moments[0], moments[2] = moments[2], moments[0]
     torch.save(saved, the_run() / "checkpoint.pt")
-    with pytest.raises(ValueError, match=r"^the optimizer's state of [\w.]+ is \(.*\), must be \(.*\)$"):
+    with pytest.raises(ValueError, match=r"^the optimizer's state of [\w.]+ is \("):
         train(ppo, f"--no-cuda --resume {the_run()} --total-timesteps {2 * STEPS}")
 
 
@@ -295,11 +299,3 @@ def test_a_broken_world_does_not_reach_the_learner(monkeypatch):
     train(ppo, command(ppo, "Cartpole", iterations=2))
     assert [e.value for e in scalars(the_run(), "charts/nan_worlds")] == [1.0, 1.0]
     assert all(x.isfinite().all() for x in checkpoint(the_run())["state"]["agent"].values())
-
-
-def test_a_state_that_the_script_does_not_have_yet_is_a_key_error(monkeypatch):
-    train(ppo, command(ppo, iterations=1))
-    make, more = harness.Run.__init__, {"n": torch.zeros(1)}
-    monkeypatch.setattr(harness.Run, "__init__", lambda self, args, state, saved: make(self, args, state | more, saved))
-    with pytest.raises(KeyError, match="n"):
-        train(ppo, f"--no-cuda --resume {the_run()} --total-timesteps {2 * STEPS}")

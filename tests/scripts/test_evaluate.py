@@ -18,13 +18,14 @@ import cpo
 import envs
 import epo
 import evaluate
+import pbt
 import ppo
 import sapg
 from envs.base import VectorEnv
 from tests.conftest import the_run
 from tests.scripts.conftest import ENVIRONMENT, ROOT
 
-POPULATION = {ppo: "", sapg: "--num-agents 4", cpo: "--num-agents 4", epo: "--num-agents 4"}
+POPULATION = {ppo: "", **dict.fromkeys((sapg, cpo, epo, pbt), "--num-agents 4")}
 FLAGS = "--no-cuda --num-envs 32 --num-steps 32 --num-minibatches 2 --hidden-sizes 16 --lstm-size 8"
 
 
@@ -35,7 +36,7 @@ def train(script, flags="--env-id Cartpole --total-timesteps 4096"):
 
 @pytest.mark.parametrize("script, network, new_process", [
     (ppo, "", False), (ppo, "--lstm", False), (ppo, "--separate-critic", False), (sapg, "--separate-critic", False),
-    (cpo, "", False), (epo, "", False), (epo, "--lstm", True),
+    (cpo, "", False), (epo, "", False), (epo, "--lstm", True), (pbt, "--lstm", False),
 ])  # fmt: skip
 def test_a_checkpoint_scores_as_the_agent_in_memory(script, network, new_process, monkeypatch, capsys):
     agents, make = [], script.Agent
@@ -63,7 +64,7 @@ def test_a_checkpoint_scores_as_the_agent_in_memory(script, network, new_process
     first, _, _, *table = out.splitlines()
     assert first == f"Cartpole, {script.__name__}.py, 4,096 steps, 6 episodes"
     assert [row.split(" | ", 2)[2] for row in table] == rows
-    names = ("leader", "best") if best else ("agent" if script is ppo else "leader",)
+    names = ("agent" if script in (ppo, pbt) else "leader", *(("best",) if best else ()))
     assert [row.split(", ")[0] for row in table] == [f"| {name}" for name in names for _ in range(2)]
 
 
@@ -199,22 +200,11 @@ def test_films_for_a_page(name):
 class Wrapped:
     """A custom class that keeps the contract without being a VectorEnv."""
 
-    num_obs, num_actions, device = 1, 1, "cpu"
-
     def __init__(self, num_envs, device, seed):
-        self.num_envs, self.env = num_envs, Counting(num_envs, device, seed)
+        self.env = Counting(num_envs, device, seed)
 
-    def reset(self):
-        return self.env.reset()
-
-    def step(self, action):
-        return self.env.step(action)
-
-    def state_dict(self):
-        return self.env.state_dict()
-
-    def load_state_dict(self, state):
-        self.env.load_state_dict(state)
+    def __getattr__(self, name):
+        return getattr(self.env, name)
 
     def render(self, index):
         return np.full((32, 32, 3), 7, np.uint8)
@@ -236,7 +226,6 @@ def test_a_class_that_is_no_vector_env_trains_scores_and_is_filmed(capsys):
     ("RUN --agents 0 4", "--agents 4: must be between 0 and 3"),
     ("RUN --agents -1", "--agents -1: must be between 0 and 3"),
     ("RUN --video film.avi", "--video film.avi: must end with .mp4, .gif or .webp"),
-    ("RUN --engine physx", "run Cartpole: not an engine; valid here: auto"),
 ])  # fmt: skip
 def test_bad_input(flags, line, capsys):
     run = train(sapg, "--env-id Cartpole --total-timesteps 1024")

@@ -15,6 +15,7 @@ import envs
 import epo
 import evaluate
 import export
+import pbt
 import ppo
 import sapg
 from tests.conftest import the_run
@@ -22,7 +23,7 @@ from tests.scripts.conftest import ROOT
 from tests.scripts.conftest import train as run_script
 
 POPULATION = "--num-agents 4 --latent-dim 5"
-OWN = {ppo: "", sapg: POPULATION, cpo: POPULATION, epo: POPULATION}
+OWN = {ppo: "", sapg: POPULATION, cpo: POPULATION, epo: POPULATION, pbt: "--num-agents 4"}
 NETWORKS = {"mlp": "--no-lstm --hidden-sizes 16", "lstm": "--lstm --lstm-size 8 --hidden-sizes 16"}
 POLICIES = sorted(ROOT.glob("policies/*/policy.pt"))
 every_policy = pytest.mark.parametrize("path", POLICIES, ids=lambda path: path.parent.name)
@@ -44,7 +45,7 @@ def network_of(path):
 # ---------------------------------------------------------------- ONNX
 
 
-@pytest.mark.parametrize("script, network", [(ppo, "mlp"), (cpo, "lstm")], ids=["ppo", "cpo-lstm"])
+@pytest.mark.parametrize("script, network", [(ppo, "mlp"), (cpo, "lstm"), (pbt, "lstm")])
 def test_the_file_acts_as_the_network(script, network, capsys):
     folder, k = train(script, network), 2 if OWN[script] else 0
     export.main([str(folder), "policy.onnx", "--agent", str(k)])

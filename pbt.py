@@ -1,0 +1,500 @@
+"""PBT, Population Based Training: PPO agents, of which the worst copy the best and mutate their hyperparameters.
+
+Jaderberg et al. 2017 (arXiv 1711.09846) as in DexPBT, Petrenko et al. 2023 (arXiv 2305.12127). Each of A agents has its
+own network, normalisers and Adam, and n = N / A environments. `diff ppo.py pbt.py`: what PBT adds is marked `# PBT`.
+
+Shape letters: T num_steps, N environments of this process, D observation, U action, H lstm_size, M columns of a
+minibatch. Layout is always time-major (T, N, ...); a minibatch is a random set of columns, all T steps of each.
+"""
+
+import math
+import random
+import time
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import Optional, Tuple
+
+import envs  # before torch: Isaac Gym must be imported first
+import harness
+from harness import MAX_LOG_RATIO, hyperparameters
+
+import torch
+import torch.nn as nn
+import tyro
+from torch.distributions import Normal, kl_divergence
+
+MAX_STD = 2.0  # of an action; ours: the environment clamps actions, so without a bound the entropy bonus has no cost
+MUTATED = ("lr", "kl_threshold", "ent_coef", "gamma", "gae_lambda", "clip_coef")  # PBT: an agent's hyperparameters
+
+
+@dataclass
+class Args:
+    """Defaults for a custom task; harness/hyperparameters.py has the values for the tasks of envs/."""
+
+    # Experiment
+    env_id: str = "AllegroKukaRegrasping"
+    """a task of envs/, your own package.module:Class, or envpool:NAME, gymnasium:NAME, mjlab:NAME"""
+    engine: str = "auto"
+    """physics engine: mujoco, warp or isaacgym; auto: warp on a GPU if installed, else mujoco"""
+    num_envs: int = 1_024
+    """number of parallel environments, over all processes (papers: 24,576)"""
+    total_timesteps: int = 10_000_000
+    """environment steps, over all environments and processes, in whole iterations (papers: billions)"""
+    seed: int = 1
+    """random seed"""
+    cuda: bool = True
+    """use the GPU if there is one"""
+    checkpoint_interval: float = 10.0
+    """minutes between checkpoints; 0: only at the end and when stopped"""
+    exp_name: Optional[str] = None
+    """name of the run's folder, in place of the script's"""
+    track: bool = False
+    """log to Weights & Biases too (pip install wandb; offline with WANDB_MODE=offline)"""
+    wandb_project_name: str = "epo"
+    """project of Weights & Biases"""
+    capture_video: bool = False
+    """film the leader at every checkpoint, for TensorBoard (see evaluate.py)"""
+    resume: Optional[str] = None
+    """run folder or checkpoint file to resume, with its flags; a few may change, see docs/running.md"""
+
+    # PPO
+    num_steps: int = 16
+    """T: control steps per environment and iteration (SAPG Table 2: 16)"""
+    num_minibatches: int = 4
+    """minibatches per update epoch, each a random set of environment columns (papers: 4 N rows each, so 4 at T = 16)"""
+    update_epochs: int = 5
+    """passes over the batch per iteration (released code: 5 for hands, 2 for AllegroKuka; rl_games: mini_epochs)"""
+    learning_rate: float = 3e-4
+    """initial learning rate of Adam; --kl-threshold adapts it (papers: 1e-4 to 5e-4; IsaacGymEnvs' Ant: 3e-4)"""
+    kl_threshold: float = 0.016
+    """KL above twice this divides the learning rate by 1.5, below half multiplies it (rl_games; SAPG: 0.016); 0: off"""
+    gamma: float = 0.99
+    """discount per control step (all papers)"""
+    gae_lambda: float = 0.95
+    """lambda of GAE (SAPG Tables 2-4, CPO Tables 3-6; rl_games: tau)"""
+    critic_n_step: int = 0
+    """0: the critic learns the GAE return (released code); 3: the 3-step return of SAPG Eq. 5 and EPO Eq. 6"""
+    clip_coef: float = 0.2
+    """clip range of the policy ratio and, with --clip-vloss, of the change of the value (papers: 0.1 or 0.2)"""
+    clip_vloss: bool = True
+    """clip the change of the value (released code: yes; papers: no)"""
+    vf_coef: float = 4.0
+    """weight of half the squared value error, in normalised units (released code: 4; rl_games: critic_coef)"""
+    ent_coef: float = 0.0
+    """weight of the entropy bonus (released code: 0); below 0 a penalty on action noise"""
+    bounds_coef: float = 1e-4
+    """weight of the penalty on action means outside +-1.1 (SAPG, CPO: 1e-4; EPO B.2: 1e-5)"""
+    max_grad_norm: float = 1.0
+    """maximum global norm of the gradient (all papers)"""
+    reward_scale: float = 1.0
+    """the learner sees reward times this; logged returns are unscaled (released code: 0.01 for most tasks)"""
+    hidden_sizes: Tuple[int, ...] = (256, 128, 64)
+    """widths of the MLP's hidden layers, ELU after each (IsaacGymEnvs' Ant)"""
+    separate_critic: bool = False
+    """give the value an MLP of its own (SAPG's text; after a shared LSTM); off: one trunk (released code)"""
+    init_std: float = 1.0
+    """initial standard deviation of the actions (released code: 1)"""
+    lstm: bool = False
+    """put LSTM and LayerNorm before the MLP (released code of all three papers, for AllegroKuka)"""
+    lstm_size: int = 768
+    """H: units of the LSTM (SAPG, EPO B.2: 768)"""
+
+    # PBT
+    num_agents: int = 8
+    """A: number of agents, each with num_envs / num_agents environments (DexPBT: 8)"""
+    pbt_start: Optional[int] = None
+    """environment steps before the first copies; unset: 100 M (DexPBT), or 1 % of a run of less than ten times that"""
+    pbt_interval: Optional[int] = None
+    """environment steps between copies; unset: 20 M (DexPBT), or 1 % of a run of less than ten times that"""
+    mutation_rate: float = 0.25
+    """probability that a copied hyperparameter changes (Isaac Lab: 0.25)"""
+
+    # Runtime
+    device: tyro.conf.Suppress[str] = field(init=False, default="cpu")
+    num_iterations: tyro.conf.Suppress[int] = field(init=False, default=0)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Network
+# ----------------------------------------------------------------------------------------------------------------------
+class RunningMeanStd(nn.Module):
+    """Running mean and variance, as buffers: saved with the network, changed only by `update`."""
+
+    def __init__(self, *shape):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(shape, dtype=torch.float64))
+        self.register_buffer("var", torch.ones(shape, dtype=torch.float64))
+        self.register_buffer("count", torch.ones((), dtype=torch.float64))
+
+    def update(self, x):
+        """Merge the moments of x (..., *shape) into the running ones (Chan et al. 1979)."""
+        x = x.reshape(-1, *self.mean.shape).double()
+        mean, var, rows = harness.moments(x)  # over all processes
+        delta, total = mean - self.mean, self.count + rows
+        m2 = self.var * self.count + var * rows + delta**2 * self.count * rows / total
+        self.mean += delta * rows / total
+        self.var.copy_(m2 / total)
+        self.count.copy_(total)
+
+    @property
+    def std(self):
+        return (self.var + 1e-5).sqrt().float()
+
+    def normalize(self, x):
+        return ((x - self.mean.float()) / self.std).clamp(-5.0, 5.0)  # released code
+
+    def denormalize(self, x):
+        return x.clamp(-5.0, 5.0) * self.std + self.mean.float()
+
+
+def layer_init(layer):
+    """PyTorch's weights, zero bias (released code)."""
+    nn.init.zeros_(layer.bias)
+    return layer
+
+
+def make_mlp(width, sizes):
+    """Linear layers of the given sizes, ELU after each."""
+    layers = []
+    for size in sizes:
+        layers += [layer_init(nn.Linear(width, size)), nn.ELU()]
+        width = size
+    return nn.Sequential(*layers)
+
+
+class Network(nn.Module):
+    """Action distribution, and value in normalised units; one trunk for both unless --separate-critic."""
+
+    def __init__(self, num_obs, num_actions, args):
+        super().__init__()
+        self.obs_rms = RunningMeanStd(num_obs)
+        self.value_rms = RunningMeanStd()
+        width = num_obs
+        self.state_size = 2 * args.lstm_size if args.lstm else 0  # h and c side by side
+        if args.lstm:
+            self.lstm = nn.LSTM(width, args.lstm_size)
+            self.layer_norm = nn.LayerNorm(args.lstm_size)
+            width = args.lstm_size
+        self.mlp = make_mlp(width, args.hidden_sizes)
+        self.actor = layer_init(nn.Linear(args.hidden_sizes[-1], num_actions))
+        self.critic = layer_init(nn.Linear(args.hidden_sizes[-1], 1))
+        self.critic_mlp = make_mlp(width, args.hidden_sizes) if args.separate_critic else None
+        self.actor_logstd = nn.Parameter(torch.full((1, num_actions), math.log(args.init_std)))
+
+    def encode(self, obs, dones, lstm_state):
+        """obs (T, N, D), dones (T, N): whether obs begins an episode (None: never), lstm_state (1, N, 2H) before it.
+
+        Returns the MLPs' input (T, N, F) and the state after each step (T, N, 2H), with gradients after each call.
+        """
+        x = self.obs_rms.normalize(obs)
+        if not self.state_size:
+            return x, lstm_state.expand(len(x), -1, -1)
+        dones = torch.zeros_like(x[..., 0], dtype=torch.bool) if dones is None else dones
+        # one call per step, for the state after it; with gradients one for all steps up to where an episode begins
+        cuts = (dones[1:].any(1).nonzero()[:, 0] + 1).tolist() if torch.is_grad_enabled() else [*range(1, len(x))]
+        outputs, states = [], [lstm_state]
+        for t, steps in zip([0, *cuts], x.tensor_split(cuts)):
+            h, c = (states[-1][-1:] * ~dones[t, :, None]).chunk(2, -1)  # an episode begins with an empty memory
+            output, state = self.lstm(steps, (h.contiguous(), c.contiguous()))
+            outputs.append(output)
+            states.append(torch.cat(state, -1).expand(len(steps), -1, -1))
+        return self.layer_norm(torch.cat(outputs)), torch.cat(states[1:])
+
+    def get_value(self, obs, dones, lstm_state):
+        """Normalised value (T, N)."""
+        x, _ = self.encode(obs, dones, lstm_state)
+        return self.critic((self.critic_mlp or self.mlp)(x)).squeeze(-1)
+
+    def get_action_and_value(self, obs, dones, lstm_state, action=None):
+        """Action (T, N, U), its log-probability (T, N), the Normal policy, normalised value (T, N), states."""
+        x, states = self.encode(obs, dones, lstm_state)
+        features = self.mlp(x)
+        mean = self.actor(features)
+        policy = Normal(mean, self.actor_logstd.exp().expand_as(mean), validate_args=False)
+        if action is None:
+            action = mean + policy.stddev * torch.randn_like(mean)  # on a GPU policy.sample() waits for the device
+        value = self.critic(self.critic_mlp(x) if self.critic_mlp else features).squeeze(-1)
+        return action, policy.log_prob(action).sum(-1), policy, value, states
+
+    def best_action(self, policy):
+        """What evaluations, films and exports play."""
+        return policy.mean
+
+
+class Statistics(list):
+    """PBT: the RunningMeanStd of all agents as one, for x (T, N, ...) with a block of n columns for each."""
+
+    def update(self, x):
+        for own, block in zip(self, x.chunk(len(self), 1)):
+            own.update(block)
+
+    def normalize(self, x):
+        return torch.cat([own.normalize(block) for own, block in zip(self, x.chunk(len(self), 1))], 1)
+
+    def denormalize(self, x):
+        return torch.cat([own.denormalize(block) for own, block in zip(self, x.chunk(len(self), 1))], 1)
+
+
+class Agent(nn.ModuleList):
+    """PBT: the networks of all agents. agent_ids (1, N): whose network each column goes through."""
+
+    def __init__(self, num_obs, num_actions, args):
+        super().__init__(Network(num_obs, num_actions, args) for _ in range(args.num_agents))
+        self.obs_rms = Statistics(network.obs_rms for network in self)
+        self.value_rms = Statistics(network.value_rms for network in self)
+        self.state_size = self[0].state_size
+
+    def get_action_and_value(self, obs, agent_ids, dones, lstm_state, action=None):
+        """Action (T, N, U), its log-probability (T, N), the Normal policy, normalised value (T, N), states."""
+        columns, outputs = [(agent_ids[0] == k).nonzero().squeeze(1) for k in range(len(self))], []
+        for network, own in zip(self, columns):
+            if len(own):
+                inputs = [x if x is None else x[:, own] for x in (obs, dones, lstm_state, action)]
+                drawn, logprob, policy, value, states = network.get_action_and_value(*inputs)
+                outputs.append((drawn, logprob, policy.mean, policy.stddev, value, states))
+        order = torch.cat(columns).argsort()
+        action, logprob, mean, std, value, states = (torch.cat(x, 1)[:, order] for x in zip(*outputs))
+        return action, logprob, Normal(mean, std, validate_args=False), value, states
+
+    best_action = Network.best_action
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Advantages and targets
+# ----------------------------------------------------------------------------------------------------------------------
+def compute_gae(rewards, values, next_values, ends, gamma, gae_lambda):
+    """Generalised advantage estimation (arXiv 1506.02438, Eq. 16), restarted at episode ends. All (T, N).
+
+    next_values[t] is V of the state that action t led to: 0 where terminated, V(final_obs) where truncated.
+    ends[t] is True where action t ended an episode.
+    """
+    deltas = rewards + gamma * next_values - values
+    advantages, running = torch.zeros_like(rewards), torch.zeros_like(rewards[0])
+    for t in reversed(range(len(rewards))):
+        running = deltas[t] + gamma * gae_lambda * running * ~ends[t]
+        advantages[t] = running
+    return advantages
+
+
+def n_step_returns(rewards, next_values, ends, gamma, n):
+    """Critic target r_t + ... + gamma^n V(s_{t+n}) (SAPG Eq. 5, EPO Eq. 6); shorter where episode or window end."""
+    returns = rewards + gamma * next_values
+    for _ in range(n - 1):
+        longer = rewards[:-1] + gamma * torch.where(ends[:-1], next_values[:-1], returns[1:])
+        returns = torch.cat([longer, returns[-1:]])
+    return returns
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# PBT: exploit and explore
+# ----------------------------------------------------------------------------------------------------------------------
+def mutate(name, value, rate):
+    """With probability `rate` times or divided by U(1.1, 1.5) (DexPBT); gamma and lambda by their distance from 1."""
+    if random.random() >= rate:
+        return value
+    factor = random.uniform(1.1, 1.5) ** random.choice((-1, 1))
+    return max(1.0 - factor * (1.0 - value), 0.0) if name in ("gamma", "gae_lambda") else factor * value
+
+
+def exploit_and_explore(agent, optimizer, fitness, rate):
+    """The worst 30 % each copy one of the best 30 % (DexPBT), then mutate. fitness (A,) -> [(worse, better), ...]."""
+    order, groups = fitness.argsort(descending=True, stable=True).tolist(), optimizer.param_groups
+    count = min(math.ceil(0.3 * len(order)), len(order) // 2)
+    pairs = harness.from_rank_0([(k, random.choice(order[:count])) for k in order[len(order) - count :]])
+    for worse, better in pairs:
+        agent[worse].load_state_dict(agent[better].state_dict())  # normalisers too
+        for copy, original in zip(groups[worse]["params"], groups[better]["params"]):
+            optimizer.state[copy] = {key: value.clone() for key, value in optimizer.state[original].items()}
+        groups[worse].update(harness.from_rank_0({name: mutate(name, groups[better][name], rate) for name in MUTATED}))
+    return pairs
+
+
+def adapt_learning_rate(lr, kl, threshold):
+    """rl_games' rule: keep the KL divergence between half and twice the threshold."""
+    if threshold and kl > 2.0 * threshold:
+        return max(lr / 1.5, 1e-6)
+    if threshold and kl < 0.5 * threshold:
+        return min(lr * 1.5, 1e-2)
+    return lr
+
+
+def main(argv=None):
+    args, saved = harness.parse_args(Args, hyperparameters.PBT, argv=argv)
+    harness.seed_everything(args.seed)
+    torch.backends.cuda.matmul.allow_tf32 = True
+    env = harness.make_env(args)
+    device, T, N, A = args.device, args.num_steps, env.num_envs, args.num_agents
+    if args.num_minibatches > N // A:  # PBT
+        harness.refuse("--num-minibatches", args.num_minibatches, f"must be at most {N // A}, an agent's environments")
+    agent = Agent(env.num_obs, env.num_actions, args).to(device)
+    flags = args.learning_rate, args.kl_threshold, args.ent_coef, args.gamma, args.gae_lambda, args.clip_coef
+    groups = [{name: mutate(name, x, k and args.mutation_rate) for name, x in zip(MUTATED, flags)} for k in range(A)]
+    groups = [{"params": network.parameters(), **own} for network, own in zip(agent, harness.from_rank_0(groups))]
+    optimizer = torch.optim.Adam(groups, fused=True)  # PBT: with each agent's hyperparameters, of agent 0 the flags'
+    agent_ids = torch.arange(A, device=device).repeat_interleave(N // A)[None]  # (1, N)
+    default = [x if 10 * x <= args.total_timesteps else args.total_timesteps // 100 for x in (100_000_000, 20_000_000)]
+    start, interval = (y if x is None else x for x, y in zip((args.pbt_start, args.pbt_interval), default))
+
+    # Storage: entry T of obs, dones and values is the step after the window
+    obs = torch.zeros(T + 1, N, env.num_obs, device=device)
+    dones = torch.zeros(T + 1, N, dtype=torch.bool, device=device)  # obs[t] begins an episode
+    values = torch.zeros(T + 1, N, device=device)
+    actions = torch.zeros(T, N, env.num_actions, device=device)
+    means = torch.zeros(T, N, env.num_actions, device=device)
+    logprobs = torch.zeros(T, N, device=device)
+    rewards = torch.zeros(T, N, device=device)
+    terminated = torch.zeros(T, N, dtype=torch.bool, device=device)
+    next_obs = torch.zeros(T, N, env.num_obs, device=device)  # the result of each action: final_obs where it ended
+    final_values = torch.zeros(T, N, device=device)  # V(next_obs) where truncated
+    states = torch.zeros(T, N, agent.state_size, device=device)  # after each step
+    lstm_state = torch.zeros(1, N, agent.state_size, device=device)  # before obs[0]
+
+    obs[0] = env.reset()
+    dones[0] = True
+    episodes = harness.EpisodeStatistics(N, A, device)
+    # PBT: objective of each environment's latest episode that began after the last copies, which were at that step
+    objectives, last_copy = torch.full((N,), math.nan, device=device), torch.zeros((), dtype=torch.int64)
+    state = {
+        "agent": agent, "optimizer": optimizer, "env": env, "episodes": episodes,
+        "obs": obs[0], "dones": dones[0], "lstm_state": lstm_state,  # views: written in place below
+        "objectives": objectives, "last_copy": last_copy,  # PBT
+    }  # fmt: skip
+    run = harness.Run(args, state, saved)
+    global_step, groups = run.global_step, optimizer.param_groups
+    for iteration in range(run.iteration + 1, args.num_iterations + 1):
+        # ---------------------------------------------------------------- PBT: exploit and explore
+        pairs, fitness = [], harness.average(objectives.view(A, -1).mean(1))  # NaN until all have finished an episode
+        if global_step >= max(start, last_copy.item() + interval) and fitness.isfinite().all():
+            pairs = exploit_and_explore(agent, optimizer, fitness, args.mutation_rate)
+            objectives.fill_(math.nan)
+            last_copy.fill_(global_step)
+        steps_since_copy = (global_step - last_copy.item()) // args.num_envs
+
+        # ---------------------------------------------------------------- Rollout
+        rollout_start = time.perf_counter()
+        next_lstm_state = lstm_state
+        with torch.no_grad():
+            for t in range(T):
+                action, logprobs[t], policy, values[t], next_lstm_state = agent.get_action_and_value(
+                    obs[t : t + 1], agent_ids, dones[t : t + 1], next_lstm_state
+                )
+                actions[t] = action
+                means[t] = policy.mean
+                states[t] = next_lstm_state
+                obs[t + 1], reward, terminated[t], truncated, info = env.step(action[0])
+                rewards[t] = args.reward_scale * reward
+                dones[t + 1] = terminated[t] | truncated
+                next_obs[t] = torch.where(dones[t + 1][:, None], info["final_obs"], obs[t + 1])
+                episodes.record(info["episode"])
+                counts = info["episode"]["done"] & (info["episode"]["length"] <= steps_since_copy + t + 1)  # PBT
+                objectives.copy_(torch.where(counts, info["episode"]["objective"], objectives))
+            values[T] = agent.get_action_and_value(obs[T:], agent_ids, dones[T:], next_lstm_state, actions[:1])[3]
+            at = (dones[1:] & ~terminated).nonzero(as_tuple=True)  # steps and columns of truncated episodes
+            if len(at[0]):
+                inputs = next_obs[at][None], agent_ids[:, at[1]], None, states[at][None], actions[at][None]
+                final_values[at] = agent.get_action_and_value(*inputs)[3][0]
+        global_step += T * args.num_envs
+        harness.share_curriculum(env)
+
+        # ---------------------------------------------------------------- Advantages and batch
+        update_start = time.perf_counter()
+        raw_values = agent.value_rms.denormalize(values)
+        next_values = torch.where(dones[1:], agent.value_rms.denormalize(final_values), raw_values[1:]) * ~terminated
+        gamma, gae_lambda = torch.tensor([[x["gamma"], x["gae_lambda"]] for x in groups], device=device)[agent_ids[0]].T
+        advantages = compute_gae(rewards, raw_values[:-1], next_values, dones[1:], gamma, gae_lambda)
+        returns = advantages + raw_values[:-1]
+        explained_variance = 1 - advantages.var() / returns.var()
+        if args.critic_n_step:
+            returns = n_step_returns(rewards, next_values, dones[1:], gamma, args.critic_n_step)
+        batch = {  # every entry (T or 1, N, ...): columns are dimension 1
+            "obs": obs[:-1],
+            "dones": dones[:-1],
+            "lstm_state": lstm_state,
+            "actions": actions,
+            "logprobs": logprobs,
+            "means": means,
+            "logstds": torch.cat([network.actor_logstd.detach() for network in agent])[agent_ids],
+            "values": values[:-1],
+            "advantages": advantages,
+            "returns": returns,
+        }
+        agent.value_rms.update(raw_values[:-1])  # from here on the value head's output is read in the new units
+        agent.value_rms.update(returns)
+        batch["returns"] = agent.value_rms.normalize(batch["returns"])
+        mean, std = (torch.stack(x)[agent_ids] for x in zip(*map(harness.mean_and_std, advantages.chunk(A, 1))))
+        batch["advantages"] = (advantages - mean) / (std + 1e-8)
+        agent.obs_rms.update(obs[:-1])
+
+        # ---------------------------------------------------------------- Update
+        step_losses = defaultdict(list)  # name -> one number per gradient step
+        for epoch in range(args.update_epochs):
+            kls = []
+            order = [torch.randperm(N // A, device=device) + k * (N // A) for k in range(A)]  # PBT: agent by agent
+            for k, columns in [(k, x) for k in range(A) for x in order[k].tensor_split(args.num_minibatches)]:
+                network, ent_coef, clip_coef = agent[k], groups[k]["ent_coef"], groups[k]["clip_coef"]
+                mb = {key: value[:, columns] for key, value in batch.items()}
+                _, newlogprob, policy, newvalue, _ = network.get_action_and_value(
+                    mb["obs"], mb["dones"], mb["lstm_state"], mb["actions"]
+                )
+                entropy = policy.entropy().sum(-1)  # (T, M)
+                ratio = (newlogprob - mb["logprobs"]).clamp(max=MAX_LOG_RATIO).exp()
+                clipped_ratio = ratio.clamp(1 - clip_coef, 1 + clip_coef)
+                pg_loss = -torch.min(ratio * mb["advantages"], clipped_ratio * mb["advantages"])
+                v_loss = 0.5 * (newvalue - mb["returns"]) ** 2
+                if args.clip_vloss:
+                    clipped_value = mb["values"] + (newvalue - mb["values"]).clamp(-clip_coef, clip_coef)
+                    v_loss = torch.max(v_loss, 0.5 * (clipped_value - mb["returns"]) ** 2)
+                bounds_loss = (policy.mean.abs() - 1.1).clamp(min=0.0).square().sum(-1)
+                loss = pg_loss + args.vf_coef * v_loss - ent_coef * entropy + args.bounds_coef * bounds_loss
+                total_loss = loss.mean()
+                optimizer.zero_grad()
+                total_loss.backward()
+                harness.average_gradients(agent)
+                grad_norm = nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
+                optimizer.step()
+
+                with torch.no_grad():
+                    network.actor_logstd.clamp_(max=math.log(MAX_STD))
+                    old_policy = Normal(mb["means"], mb["logstds"].exp(), validate_args=False)
+                    kls.append(kl_divergence(old_policy, policy).sum(-1).mean())
+                    terms = {
+                        "policy_loss": pg_loss, "value_loss": v_loss, "entropy": entropy, "bounds_loss": bounds_loss,
+                        "clipfrac": (clipped_ratio != ratio).float(), "grad_norm": grad_norm,
+                    }  # fmt: skip
+                    for name, term in terms.items():
+                        step_losses[f"losses/{name}"].append(term.mean())
+            kl = harness.average(torch.stack(kls).view(A, -1).mean(1))  # PBT: of each agent
+            if epoch or args.num_minibatches > 1:  # with one minibatch, the first KL is taken before any step
+                for group, own_kl in zip(groups, kl.tolist()):
+                    group["lr"] = adapt_learning_rate(group["lr"], own_kl, group["kl_threshold"])
+        losses = {name: torch.stack(steps) for name, steps in step_losses.items()}
+        run.check_finite(iteration, {"observations": obs, "rewards": rewards, **losses})
+        obs[0] = obs[T]
+        dones[0] = dones[T]
+        lstm_state.copy_(next_lstm_state)
+
+        # ---------------------------------------------------------------- Log
+        action_std = torch.cat([network.actor_logstd.detach().exp().mean(1) for network in agent])  # of each agent
+        scalars = {
+            **{f"charts/{name}": value for name, value in info["metrics"].items()},
+            **episodes.end_iteration(),
+            "charts/reward_per_step": rewards.mean() / args.reward_scale,
+            "charts/action_std": action_std[0], "charts/action_std_max": action_std.max(),
+            "charts/learning_rate": sum(group["lr"] for group in groups) / A,
+            **losses,
+            "losses/approx_kl": kl, "losses/explained_variance": explained_variance,
+            **harness.population_scalars(agent, episodes),  # PBT
+            **{f"pbt/{name}_{f.__name__}": f(group[name] for group in groups) for name in MUTATED for f in (min, max)},
+            **({"pbt/copies": ", ".join(f"{worse} <- {better}" for worse, better in pairs)} if pairs else {}),
+            "perf/rollout_s": update_start - rollout_start,
+            "perf/update_s": time.perf_counter() - update_start,
+        }
+        run.checkpoint(iteration, global_step)
+        run.log(iteration, global_step, scalars)
+        if run.stopping:
+            break
+    run.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,191 @@
+"""PBT: who copies whom, what a copy is, and agents that each learn as ppo.py's does, with their own hyperparameters."""
+
+import copy
+import math
+import random
+import shutil
+
+import pytest
+import torch
+
+import pbt
+import ppo
+from tests.conftest import TINY, Drift, the_run
+from tests.scripts.conftest import checkpoint, empty_folder, same  # noqa: F401, a fixture of all tests here
+from tests.scripts.test_distributed import ended, launch
+
+AGENTS = f"{TINY} --num-agents 4 --pbt-start 1 --pbt-interval 1"
+LONG = f"{AGENTS} --total-timesteps 2592 --mutation-rate 0.5"  # 12 iterations of 216
+MOAT = "--no-cuda --env-id Moat --num-envs 24 --num-steps 32 --total-timesteps 7680 --hidden-sizes 16 --lstm-size 8"
+
+
+@pytest.fixture
+def copies(monkeypatch):
+    """Of each call of exploit_and_explore: fitness, who copied whom, and all agents before and after it."""
+    exploit, calls = pbt.exploit_and_explore, []
+
+    def state(agent, optimizer):
+        groups = [{**x, "params": [optimizer.state[p] for p in x["params"]]} for x in optimizer.param_groups]
+        return copy.deepcopy([(network.state_dict(), group) for network, group in zip(agent, groups)])
+
+    def recorded(agent, optimizer, *args):
+        before, pairs = state(agent, optimizer), exploit(agent, optimizer, *args)
+        calls.append((args[0], pairs, before, state(agent, optimizer)))
+        return pairs
+
+    monkeypatch.setattr(pbt, "exploit_and_explore", recorded)
+    return calls
+
+
+def train(script, flags):
+    """The checkpoint that `python script.py flags` ends with."""
+    shutil.rmtree("runs", ignore_errors=True)
+    script.main(flags.split())
+    return checkpoint(the_run())
+
+
+def learner(saved, k):
+    """Network with normalisers, and Adam's moments of agent k of pbt.py, or of ppo.py's only one."""
+    agent, optimizer = saved["state"]["agent"], saved["state"]["optimizer"]
+    if saved["script"] == "pbt":
+        agent = {name.split(".", 1)[1]: x for name, x in agent.items() if name.split(".")[0] == str(k)}
+    return agent, [optimizer["state"][i] for i in optimizer["param_groups"][k]["params"]]
+
+
+@pytest.mark.parametrize("fitness, worst, best", [
+    ([3.0, 1.0, 4.0, 1.5, 9.0, 2.0, 6.0, 5.0], {1, 3, 5}, {4, 6, 7}), ([2.0], set(), set()), ([0.0, 5.0], {0}, {1}),
+    ([-1.0, -3.0, -2.0], {1}, {0}), ([4.0, 1.0, 2.0, 3.0], {1, 2}, {0, 3}),
+], ids=[8, 1, 2, 3, 4])  # fmt: skip
+def test_each_of_the_worst_copies_one_of_the_best(fitness, worst, best):
+    """30 % of 8 are 3, rounded up; nobody is among both."""
+    networks = [torch.nn.Linear(1, 1) for _ in fitness]
+    optimizer = torch.optim.Adam([{"params": x.parameters(), **dict.fromkeys(pbt.MUTATED, 0.5)} for x in networks])
+    trials = [pbt.exploit_and_explore(networks, optimizer, torch.tensor(fitness), 0.0) for _ in range(60)]
+    assert all(sorted(worse for worse, _ in pairs) == sorted(worst) for pairs in trials)
+    assert {better for pairs in trials for _, better in pairs} == best
+
+
+@pytest.mark.parametrize("name, value, up, down", [
+    ("lr", 3e-4, 3.75e-4, 2.4e-4), ("kl_threshold", 0.016, 0.02, 0.0128), ("clip_coef", 0.2, 0.25, 0.16),
+    ("ent_coef", -0.01, -0.0125, -0.008), ("ent_coef", 0.0, 0.0, 0.0),
+    ("gamma", 0.99, 0.9875, 0.992), ("gae_lambda", 0.95, 0.9375, 0.96), ("gae_lambda", 0.1, 0.0, 0.28),
+])  # fmt: skip
+def test_a_mutation_multiplies_or_divides(name, value, up, down, monkeypatch):
+    """By a factor of 1.1 to 1.5, here 1.25; of gamma and lambda it is the distance from 1, at most 1."""
+    monkeypatch.setattr(random, "uniform", lambda low, high: 1.25 if (low, high) == (1.1, 1.5) else math.nan)
+    monkeypatch.setattr(random, "random", lambda: 0.25)
+    assert pbt.mutate(name, value, 0.25) == value
+    seen = {round(pbt.mutate(name, value, 0.26), 9) for _ in range(60)}
+    assert seen == {round(up, 9), round(down, 9)}
+
+
+@pytest.mark.parametrize("rate, different", [(0, 1), (1, 4)])
+def test_agent_0_begins_with_the_flags_and_the_others_with_mutations(rate, different):
+    saved = train(pbt, f"{AGENTS} --pbt-start 9999 --kl-threshold 0.3 --ent-coef 0.2 --mutation-rate {rate}")
+    groups = saved["state"]["optimizer"]["param_groups"]
+    given = dict(kl_threshold=0.3, ent_coef=0.2, gamma=0.99, gae_lambda=0.95, clip_coef=0.05)
+    assert {name: groups[0][name] for name in given} == given
+    assert all(len({group[name] for group in groups}) == different for name in given)
+
+
+def test_a_copy_is_a_copy_and_then_goes_its_own_way(copies):
+    """Weights, normalisers, Adam's moments, learning rate; of the others nothing changes."""
+    saved = train(pbt, f"{LONG} --mutation-rate 0")
+    for _, pairs, before, after in copies:
+        sources = {**{k: k for k in range(4)}, **dict(pairs)}
+        assert not same(*(before[k] for k in pairs[0])) and same(after, [before[k] for k in sources.values()])
+    (network, moments), (other, others) = (learner(saved, k) for k in pairs[0])
+    assert not any(same(network[name], other[name]) for name in network if "count" not in name)
+    assert len(copies) > 2 and not any(same(x["exp_avg"], y["exp_avg"]) for x, y in zip(moments, others))
+
+
+def test_fitness_is_of_the_latest_episodes_that_began_after_the_last_copies(copies, monkeypatch):
+    step, steps = Drift.step, []
+
+    def recorded(self, action):
+        _, _, terminated, truncated, info = outputs = step(self, action)
+        steps.append([x.tolist() for x in (terminated | truncated, *map(info["episode"].get, ("done", "objective")))])
+        return outputs
+
+    monkeypatch.setattr(Drift, "step", recorded)
+    train(pbt, f"{LONG} --num-steps 3")
+    last, began, latest = 0, [0] * 24, [math.nan] * 24
+    for t, outcomes in enumerate(steps, 1):
+        for e, (ends, done, objective) in enumerate(zip(*outcomes)):
+            latest[e] = objective if done and began[e] >= last else latest[e]
+            began[e] = t if ends else began[e]
+        if t % 3 == 0 and t < len(steps) and not any(map(math.isnan, latest)):  # once all are known
+            torch.testing.assert_close(copies.pop(0)[0], torch.tensor(latest).view(4, 6).mean(1))
+            last, latest = t, [math.nan] * 24
+    assert not copies and last
+
+
+@pytest.mark.parametrize("flags, expected", [
+    ("", [432, 864, 1296, 1728, 2160]), ("--pbt-start 700 --pbt-interval 500", [864, 1512, 2160]),
+    ("--pbt-interval 1500", [1512]), ("--total-timesteps 100_000_000_000", []),
+])  # fmt: skip
+def test_the_schedule_counts_environment_steps(flags, expected, monkeypatch):
+    """Unset: 1 % of the run, or 100 M and 20 M of a long one. After two iterations every environment has an episode."""
+    seen = []
+
+    def log(run, iteration, step, values):
+        run.stopping = iteration == 12
+        seen.extend([step - 216] * ("pbt/copies" in values))
+        rates = [group["lr"] for group in run.state["optimizer"].param_groups]
+        assert (values["pbt/lr_min"], values["pbt/lr_max"]) == (min(rates), max(rates))
+
+    monkeypatch.setattr(pbt.harness.Run, "log", log)
+    with pytest.raises(SystemExit):
+        pbt.main(f"{LONG.replace('--pbt-start 1 --pbt-interval 1', '')} {flags}".split())
+    assert seen == expected
+
+
+@pytest.mark.parametrize("flags, name, value", [
+    ("--learning-rate 0.01", "lr", 0.01), ("--kl-threshold 0.001", "kl_threshold", 0.001),
+    ("--ent-coef 0.3", "ent_coef", 0.3), ("--gamma 0.8", "gamma", 0.8), ("--critic-n-step 3 --gamma 0.8", "gamma", 0.8),
+    ("--gae-lambda 0.5", "gae_lambda", 0.5), ("--clip-coef 0.3", "clip_coef", 0.3),
+])  # fmt: skip
+def test_an_agent_learns_from_its_own_data_with_its_own_hyperparameters(flags, name, value, monkeypatch):
+    """As if all had them, bit by bit, whatever the others do."""
+    monkeypatch.setattr(pbt, "mutate", lambda key, x, rate: value if rate and key == name else x)
+    plain = f"{AGENTS} --pbt-start 9999 {flags.rpartition('--')[0]} --mutation-rate"
+    mixed, alone, all_of_them = train(pbt, f"{plain} 1"), train(pbt, f"{plain} 0"), train(pbt, f"{plain} 0 {flags}")
+    assert same(learner(mixed, 0), learner(alone, 0)) and not same(learner(alone, 1), learner(all_of_them, 1))
+    assert all(same(learner(mixed, k), learner(all_of_them, k)) for k in (1, 2, 3))
+
+
+def test_every_agents_gradient_is_limited_and_its_noise_bounded(monkeypatch, capsys):
+    step, norms = torch.optim.Adam.step, []
+
+    def checked(self):
+        gradients = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
+        norms.append(torch.stack([gradient.norm() for gradient in gradients]).norm().item())
+        return step(self)
+
+    monkeypatch.setattr(torch.optim.Adam, "step", checked)
+    saved = train(pbt, f"{AGENTS} --ent-coef 9 --mutation-rate 0 --max-grad-norm 0.01 --init-std 1.9 --kl-threshold 0")
+    assert norms == pytest.approx([0.01] * 4 * 2 * 2 * 3, rel=1e-3)  # agents, epochs, minibatches, iterations
+    assert [learner(saved, k)[0]["actor_logstd"].max().item() for k in range(4)] == [pytest.approx(math.log(2.0))] * 4
+    assert "| objective: median" in capsys.readouterr().out  # and no leader's
+
+
+@pytest.mark.parametrize("flags", [MOAT, f"{MOAT} --lstm", f"{TINY} --separate-critic --critic-n-step 3"])
+def test_one_agent_is_ppo_bit_by_bit(flags):
+    one, other = train(pbt, f"{flags} --num-agents 1"), train(ppo, flags)
+    assert same(learner(one, 0), learner(other, 0)) and one["iteration"] > 2
+    assert all(same(one["state"][name], other["state"][name]) for name in ("env", "episodes", "obs", "lstm_state"))
+
+
+def test_two_processes_have_the_same_agents():
+    code = f"""if True:
+        import harness, pbt, torch
+        def save(run, *args):
+            learner = [run.state[name].state_dict() for name in ("agent", "optimizer")]
+            torch.save((learner, run.state["obs"], run.state["last_copy"]), f"{{harness.distributed.RANK}}.pt")
+        harness.Run.log = save
+        pbt.main({LONG.split()})"""
+    statuses, _, err = ended(launch("-c", code))
+    assert statuses == [0, 0], err
+    (ours, obs, last_copy), (theirs, others, _) = (torch.load(f"{rank}.pt") for rank in range(2))
+    assert same(ours, theirs) and not same(obs, others) and last_copy > 1000
+    assert len({group["gamma"] for group in ours[1]["param_groups"]}) > 1
