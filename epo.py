@@ -410,7 +410,7 @@ def genetic_algorithm_step(latents, fitness, optimizer, args):
         adam["exp_avg"][child] = 0.0
         adam["exp_avg_sq"][child] = 0.5 * (adam["exp_avg_sq"][i] + adam["exp_avg_sq"][j])
         lineage.append((child, i, j))
-    harness.share([latents, *adam.values()])  # rank 0's children are everybody's
+    harness.share([latents, *adam.values()])  # all processes take rank 0's children
     return harness.from_rank_0(lineage)
 
 

@@ -47,13 +47,13 @@ def load(path):
     """The checkpoint of a run's or policy's folder, or of a file, and the module of the script that wrote it."""
     policy = os.path.join(path, "policy.pt")
     saved = harness.load_checkpoint(policy if os.path.isfile(policy) else path, "run")
-    name = f"{os.path.basename(saved['script'])}.py"  # of a file in these folders, whatever the checkpoint says
-    paths = [os.path.join(folder, name) for folder in (os.getcwd(), os.path.dirname(os.path.abspath(__file__)))]
+    name = saved["script"] = os.path.basename(saved["script"])  # a file in these folders, whatever the checkpoint says
+    paths = [os.path.join(folder, f"{name}.py") for folder in (os.getcwd(), os.path.dirname(os.path.abspath(__file__)))]
     found = list(filter(os.path.isfile, paths))
     if not found:
-        harness.refuse("run", path, f"was written by {name}, which must be in the working directory")
-    spec = importlib.util.spec_from_file_location(saved["script"], found[0])
-    script = sys.modules[saved["script"]] = importlib.util.module_from_spec(spec)  # dataclasses look it up there
+        harness.refuse("run", path, f"was written by {name}.py, which must be in the working directory")
+    spec = importlib.util.spec_from_file_location(name, found[0])
+    script = sys.modules[name] = importlib.util.module_from_spec(spec)  # dataclasses look it up there
     spec.loader.exec_module(script)
     try:
         envs.check_env_id(saved["args"]["env_id"])

@@ -123,8 +123,8 @@ class Run:
                 "state": state_dicts(self.state), "random": random_state(), "other_processes": others,
             }  # fmt: skip
             self.attempt("checkpoint", save_checkpoint, os.path.join(self.folder, "checkpoint.pt"), checkpoint)
-            self.saved_iteration = iteration
-            if self.args.capture_video:
+            self.saved_iteration = self.saved_iteration if "checkpoint" in self.failing else iteration
+            if self.args.capture_video and self.saved_iteration == iteration:
                 self.attempt("film", self.film, global_step)
 
     def film(self, step):
