@@ -220,7 +220,7 @@ class Agent(nn.Module):
         """obs (T, N, D), dones (T, N): whether obs begins an episode (None: never), lstm_state (1, N, 2H) before it.
         agent_ids (1, N): whose latent each column is conditioned on.
 
-        Returns the MLPs' input (T, N, F) and the state after each step (T, N, 2H), with gradients after each call.
+        Returns the MLPs' input (T, N, F) and the state after each step (T, N, 2H), with gradients after each call only.
         """
         x = self.obs_rms.normalize(obs)
         x = torch.cat([x, self.latents[agent_ids].expand(len(x), -1, -1)], -1)  # SAPG 4.4
@@ -231,10 +231,10 @@ class Agent(nn.Module):
         cuts = (dones[1:].any(1).nonzero()[:, 0] + 1).tolist() if torch.is_grad_enabled() else [*range(1, len(x))]
         outputs, states = [], [lstm_state]
         for t, steps in zip([0, *cuts], x.tensor_split(cuts)):
-            h, c = (states[-1][-1:] * ~dones[t, :, None]).chunk(2, -1)  # an episode begins with an empty memory
+            h, c = (states[-1] * ~dones[t, :, None]).chunk(2, -1)  # an episode begins with an empty memory
             output, state = self.lstm(steps, (h.contiguous(), c.contiguous()))
             outputs.append(output)
-            states.append(torch.cat(state, -1).expand(len(steps), -1, -1))
+            states.append(torch.cat(state, -1))
         return self.layer_norm(torch.cat(outputs)), torch.cat(states[1:])
 
     def get_value(self, obs, agent_ids, dones, lstm_state):

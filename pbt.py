@@ -184,7 +184,7 @@ class Network(nn.Module):
     def encode(self, obs, dones, lstm_state):
         """obs (T, N, D), dones (T, N): whether obs begins an episode (None: never), lstm_state (1, N, 2H) before it.
 
-        Returns the MLPs' input (T, N, F) and the state after each step (T, N, 2H), with gradients after each call.
+        Returns the MLPs' input (T, N, F) and the state after each step (T, N, 2H), with gradients after each call only.
         """
         x = self.obs_rms.normalize(obs)
         if not self.state_size:
@@ -194,10 +194,10 @@ class Network(nn.Module):
         cuts = (dones[1:].any(1).nonzero()[:, 0] + 1).tolist() if torch.is_grad_enabled() else [*range(1, len(x))]
         outputs, states = [], [lstm_state]
         for t, steps in zip([0, *cuts], x.tensor_split(cuts)):
-            h, c = (states[-1][-1:] * ~dones[t, :, None]).chunk(2, -1)  # an episode begins with an empty memory
+            h, c = (states[-1] * ~dones[t, :, None]).chunk(2, -1)  # an episode begins with an empty memory
             output, state = self.lstm(steps, (h.contiguous(), c.contiguous()))
             outputs.append(output)
-            states.append(torch.cat(state, -1).expand(len(steps), -1, -1))
+            states.append(torch.cat(state, -1))
         return self.layer_norm(torch.cat(outputs)), torch.cat(states[1:])
 
     def get_value(self, obs, dones, lstm_state):
@@ -251,7 +251,7 @@ class Agent(nn.ModuleList):
             if len(own):
                 inputs = [x if x is None else x[:, own] for x in (obs, dones, lstm_state, action)]
                 drawn, logprob, policy, value, states = network.get_action_and_value(*inputs)
-                outputs.append((drawn, logprob, policy.mean, policy.stddev, value, states))
+                outputs.append((drawn, logprob, policy.mean, policy.stddev, value, states[-1:]))
         order = torch.cat(columns).argsort()
         action, logprob, mean, std, value, states = (torch.cat(x, 1)[:, order] for x in zip(*outputs))
         return action, logprob, Normal(mean, std, validate_args=False), value, states
