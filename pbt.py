@@ -185,17 +185,18 @@ class Network(nn.Module):
     def encode(self, obs, dones, lstm_state):
         """obs (T, N, D), dones (T, N): whether obs begins an episode (None: never), lstm_state (1, N, 2H) before it.
 
-        Returns the MLPs' input (T, N, F) and the state after each step (T, N, 2H), which is empty without LSTM.
+        Returns the MLPs' input (T, N, F) and the state after each step (T, N, 2H), with gradients after each call only.
         """
         x = self.obs_rms.normalize(obs)
         if not self.state_size:
             return x, lstm_state.expand(len(x), -1, -1)
         dones = torch.zeros_like(x[..., 0], dtype=torch.bool) if dones is None else dones
-        outputs, states = [], []
-        h, c = lstm_state.chunk(2, dim=-1)
-        for x_t, done in zip(x, dones):
-            keep = (~done).float()[None, :, None]  # an episode begins with an empty memory
-            output, (h, c) = self.lstm(x_t[None], ((h * keep).contiguous(), (c * keep).contiguous()))
+        # one call per step, for the state after it; with gradients one for all steps up to where an episode begins
+        cuts = (dones[1:].any(1).nonzero()[:, 0] + 1).tolist() if torch.is_grad_enabled() else [*range(1, len(x))]
+        (h, c), outputs, states = lstm_state.chunk(2, dim=-1), [], []
+        for t, steps in zip([0, *cuts], x.tensor_split(cuts)):
+            keep = ~dones[t, :, None]  # an episode begins with an empty memory
+            output, (h, c) = self.lstm(steps, ((h * keep).contiguous(), (c * keep).contiguous()))
             outputs.append(output)
             states.append(torch.cat([h, c], -1))
         return self.layer_norm(torch.cat(outputs)), torch.cat(states)
@@ -251,7 +252,7 @@ class Agent(nn.ModuleList):
             if len(own):
                 inputs = [x if x is None else x[:, own] for x in (obs, dones, lstm_state, action)]
                 drawn, logprob, policy, value, states = network.get_action_and_value(*inputs)
-                outputs.append((drawn, logprob, policy.mean, policy.stddev, value, states))
+                outputs.append((drawn, logprob, policy.mean, policy.stddev, value, states[-1:]))
         order = torch.cat(columns).argsort()
         action, logprob, mean, std, value, states = (torch.cat(x, 1)[:, order] for x in zip(*outputs))
         return action, logprob, Normal(mean, std, validate_args=False), value, states

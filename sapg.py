@@ -203,18 +203,19 @@ class Agent(nn.Module):
         """obs (T, N, D), dones (T, N): whether obs begins an episode (None: never), lstm_state (1, N, 2H) before it.
         agent_ids (1, N): whose latent each column is conditioned on.
 
-        Returns the MLPs' input (T, N, F) and the state after each step (T, N, 2H), which is empty without LSTM.
+        Returns the MLPs' input (T, N, F) and the state after each step (T, N, 2H), with gradients after each call only.
         """
         x = self.obs_rms.normalize(obs)
         x = torch.cat([x, self.latents[agent_ids].expand(len(x), -1, -1)], -1)  # SAPG 4.4
         if not self.state_size:
             return x, lstm_state.expand(len(x), -1, -1)
         dones = torch.zeros_like(x[..., 0], dtype=torch.bool) if dones is None else dones
-        outputs, states = [], []
-        h, c = lstm_state.chunk(2, dim=-1)
-        for x_t, done in zip(x, dones):
-            keep = (~done).float()[None, :, None]  # an episode begins with an empty memory
-            output, (h, c) = self.lstm(x_t[None], ((h * keep).contiguous(), (c * keep).contiguous()))
+        # one call per step, for the state after it; with gradients one for all steps up to where an episode begins
+        cuts = (dones[1:].any(1).nonzero()[:, 0] + 1).tolist() if torch.is_grad_enabled() else [*range(1, len(x))]
+        (h, c), outputs, states = lstm_state.chunk(2, dim=-1), [], []
+        for t, steps in zip([0, *cuts], x.tensor_split(cuts)):
+            keep = ~dones[t, :, None]  # an episode begins with an empty memory
+            output, (h, c) = self.lstm(steps, ((h * keep).contiguous(), (c * keep).contiguous()))
             outputs.append(output)
             states.append(torch.cat([h, c], -1))
         return self.layer_norm(torch.cat(outputs)), torch.cat(states)

@@ -196,8 +196,9 @@ def test_a_window_at_once_is_the_networks_formulas_step_by_step(train, script, n
     obs, action, begins = torch.randn(T, N, 3), torch.randn(T, N, 2), torch.rand(T, N) < 0.3
     state, learners = torch.randn(1, N, agent.state_size), torch.arange(N) % len(p["actor_logstd"])
     ids = () if script is ppo else (learners[None],)
-    _, logprob, policy, value, states = agent.get_action_and_value(obs, *ids, begins, state, action)
-    assert torch.equal(agent.get_value(obs, *ids, begins, state), value)
+    with torch.no_grad():
+        _, logprob, policy, value, states = agent.get_action_and_value(obs, *ids, begins, state, action)
+        assert torch.equal(agent.get_value(obs, *ids, begins, state), value)
     for e in range(N):
         latent = torch.zeros(0) if script is ppo else p["latents"][learners[e]]
         memory = state[0, e].chunk(2) if run.args.lstm else None

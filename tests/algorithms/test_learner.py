@@ -6,8 +6,12 @@ import statistics
 import pytest
 import torch
 
+import cpo
 import ppo
+from envs.base import VectorEnv
+from envs.tasks.moat import Moat
 from tests.conftest import FLAGS, TINY, TINY_POPULATION, every_script, parse
+from tests.envs.test_contract import Waits
 
 
 # ---------------------------------------------------------------- critic
@@ -90,3 +94,36 @@ def test_the_action_noise_comes_back_from_its_bound(train, script, monkeypatch):
     run = train(script, TINY if script is ppo else f"{TINY_POPULATION} --max-ent-coef 0")
     assert (run.minibatches[0].grads["actor_logstd"] != 0).any()
     assert (run.agent.actor_logstd < math.log(script.MAX_STD) - 0.01).any()
+
+
+# ---------------------------------------------------------------- operators
+
+
+@every_script
+@pytest.mark.parametrize("network", ["--no-lstm", "--lstm --lstm-size 8"])
+def test_a_rollout_step_and_a_minibatch_launch_few_operators(script, network, tmp_path, monkeypatch):
+    """Beside the environment's own; no episode ends. Each costs the host of a GPU microseconds (docs/engines.md)."""
+    step, clip, before, after, minibatches = VectorEnv.step, torch.nn.utils.clip_grad_norm_, [], [], []
+
+    def counted_step(*args):
+        before.append(waits.launches)
+        results = step(*args)
+        after.append(waits.launches)
+        return results
+
+    def counted_clip(*args):
+        minibatches.append(waits.launches)
+        return clip(*args)
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(Moat, "max_episode_steps", 1_000_000)
+    monkeypatch.setattr(VectorEnv, "step", counted_step)
+    monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", counted_clip)
+    flags = f"--no-cuda --env-id Moat --num-envs 64 --num-steps 16 --num-minibatches 4 --update-epochs 1 {network}"
+    population = "" if script is ppo else "--num-agents 4 --diagnostics-interval 0"
+    with Waits() as waits:
+        script.main(f"{flags} {population} --total-timesteps 1024 --hidden-sizes 8 8 8".split())
+    assert len(after) == 16 and len(minibatches) == 4
+    assert max(b - a for a, b in zip(after, before[1:])) <= 75
+    _, second, third, _ = minibatches  # Adam makes its moments in the first
+    assert third - second <= (400 if script is cpo else 300)

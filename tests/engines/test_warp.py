@@ -134,24 +134,14 @@ def test_what_graphs_need(is_cuda, pools, driver, problem, monkeypatch):
     assert mujoco_warp.find_graph_problem(device) == problem
 
 
-def test_no_garbage_is_collected_into_a_graph(monkeypatch):
-    collected, capture = [], wp.ScopedCapture
-
-    class Capture(capture):
-        def __enter__(self):
-            collected.append(gc.isenabled())
-            return super().__enter__()
-
-        def __exit__(self, *error):
-            collected.append(gc.isenabled())
-            return super().__exit__(*error)
-
-    monkeypatch.setattr(wp, "ScopedCapture", Capture)
-    engine = make()
-    assert collected == [False] * 4 and gc.isenabled()
+def test_no_garbage_is_collected_into_a_graph():
+    """An engine is no cycle, so that its graphs are not left to the garbage collector."""
+    engine, collected = make(), []
+    engine._capture(lambda: collected.append(gc.isenabled()))
+    assert collected == [True, False] and gc.isenabled()  # before the capture and within
     gone = weakref.ref(engine)
     del engine
-    assert gone() is None  # an engine is no cycle, so that its graphs are not left to the garbage collector
+    assert gone() is None
 
 
 def test_nothing_waits_for_a_gpu():
