@@ -232,13 +232,13 @@ class Agent(nn.Module):
         dones = torch.zeros_like(x[..., 0], dtype=torch.bool) if dones is None else dones
         # one call per step, for the state after it; with gradients one for all steps up to where an episode begins
         cuts = (dones[1:].any(1).nonzero()[:, 0] + 1).tolist() if torch.is_grad_enabled() else [*range(1, len(x))]
-        (h, c), outputs, states = lstm_state.chunk(2, dim=-1), [], []
+        outputs, states = [], [lstm_state]
         for t, steps in zip([0, *cuts], x.tensor_split(cuts)):
-            keep = ~dones[t, :, None]  # an episode begins with an empty memory
-            output, (h, c) = self.lstm(steps, ((h * keep).contiguous(), (c * keep).contiguous()))
+            h, c = (states[-1] * ~dones[t, :, None]).chunk(2, dim=-1)  # an episode begins with an empty memory
+            output, state = self.lstm(steps, (h.contiguous(), c.contiguous()))
             outputs.append(output)
-            states.append(torch.cat([h, c], -1))
-        return self.layer_norm(torch.cat(outputs)), torch.cat(states)
+            states.append(torch.cat(state, -1))
+        return self.layer_norm(torch.cat(outputs)), torch.cat(states[1:])
 
     def get_value(self, obs, agent_ids, dones, lstm_state):
         """Normalised value (T, N)."""
