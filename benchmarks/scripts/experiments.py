@@ -34,6 +34,7 @@ class Experiment:
 
 
 RETURN, OBJECTIVE, STD = "charts/leader_return", "charts/leader_objective", "charts/action_std*"
+BEST, MEDIAN = "charts/best_agent_objective", "population/objective_median"
 REWARD = "charts/reward_per_step"
 RUNNING_RETURN = "return_over_100_episodes"  # from charts/episodic_return, see run.py
 
@@ -57,26 +58,27 @@ def on_moat(variants, flags="--clip-vloss"):
         seeds=range(1, 11),
         flags=f"--num-envs 3072 {MOAT} {flags}",
         tags=(OBJECTIVE,),
-        finals=(RETURN, STD, "evolution/fired"),
+        finals=(RETURN, BEST, MEDIAN, STD, "evolution/fired"),
         threshold=12,
         variants=variants,
     )
 
 
-def moat(flags, with_64, more_seeds=()):
+def moat(flags, with_64, more_seeds=(), evolution=()):
     """PPO with minibatches of 12,288, 3,072 or 768 rows, populations with the off-policy rows on top.
 
-    with_64: the populations that have the smallest ones too. more_seeds: variants with twenty seeds.
+    with_64: the populations that have the smallest ones too. more_seeds: variants with twenty seeds. evolution: more
+    (name, script, num_agents, env_id).
     """
-    agents = (("PPO", "ppo.py", 1, None), *((*each, None) for each in POPULATIONS), ("EPO-48", "epo.py", 48, None))
-    agents += (("EPO-48 random fitness", "epo.py", 48, f"{RANDOM_FITNESS}Moat"),)
+    agents = (("PPO", "ppo.py", 1, None), *((*each, None) for each in POPULATIONS), *evolution)
     variants = []
     for num_minibatches in (4, 16, 64):
         for name, script, num_agents, env_id in agents:
             if num_minibatches == 64 and name not in with_64:
                 continue
             name = f"{name}, {num_minibatches} minibatches"
-            population = f"--num-agents {num_agents} --max-ent-coef 0.025 " if num_agents > 1 else ""
+            population = f"--num-agents {num_agents} " if num_agents > 1 else ""
+            population += "--max-ent-coef 0.025 " if population and script != "pbt.py" else ""
             seeds = range(1, 21) if name in more_seeds else None
             variants.append(Variant(name, script, f"{population}--num-minibatches {num_minibatches}", seeds, env_id))
     return on_moat(tuple(variants), flags)
@@ -89,7 +91,7 @@ def on_grasp(variants):
         seeds=range(0, 10),
         flags=f"--num-envs 3072 {MOAT} --clip-vloss",
         tags=(OBJECTIVE,),
-        finals=(RETURN, STD, "evolution/fired"),
+        finals=(RETURN, BEST, MEDIAN, STD, "evolution/fired"),
         variants=variants,
     )
 
@@ -219,11 +221,16 @@ EXPERIMENTS = {
     ),
     # Does a population help, and does it still with small minibatches? PPO with 64 has ten more seeds, because on its
     # first ten the clip of the value loss was chosen
-    "moat": moat("--clip-vloss", ("PPO", "SAPG-6", "SAPG-48", "EPO-48", "EPO-48 random fitness"),
-                 ("PPO, 64 minibatches",)),
+    "moat": moat(
+        "--clip-vloss", ("PPO", "SAPG-6", "SAPG-48", "EPO-48", "EPO-48 random fitness"), ("PPO, 64 minibatches",),
+        (
+            ("EPO-48", "epo.py", 48, None),
+            ("EPO-48 random fitness", "epo.py", 48, f"{RANDOM_FITNESS}Moat"),
+            ("PBT-8", "pbt.py", 8, None),
+        ),
+    ),
     # With the papers' plain square error of the value
-    "moat_unclipped": moat("--no-clip-vloss", ("PPO", "SAPG-48", "EPO-48", "EPO-48 random fitness"),
-                           ("PPO, 64 minibatches", "SAPG-48, 64 minibatches")),
+    "moat_unclipped": moat("--no-clip-vloss", ("PPO", "SAPG-48"), ("PPO, 64 minibatches", "SAPG-48, 64 minibatches")),
     # Whose data should be used, and does the entropy bonus matter (SAPG 6.3)? Do more agents help (EPO 5.3)? The
     # papers' critic target (SAPG Eq. 5)? Minibatches of about 3,584 rows, as SAPG-6 has with 16, where nothing is said
     "moat_ablations": on_moat(
@@ -271,6 +278,7 @@ EXPERIMENTS = {
                     ("EPO-48 random fitness", "epo.py", f"{RANDOM_FITNESS}Grasp"),
                 )
             ),
+            Variant("PBT-8, 768 rows", "pbt.py", "--num-agents 8 --num-minibatches 8"),  # an agent has 6,144 rows
         )
     ),
     "grasp_selection": on_grasp(
