@@ -57,7 +57,7 @@ def play(env, player):
         last, length = info["episode"]["done"] & ~ended, info["episode"]["length"]
         for name, value in {"lost": terminated, "length": length, "successes": env.finished_successes}.items():
             seen[name] = torch.where(last, value, seen[name])
-        terms = torch.where(last[:, None], env.finished_term_sums, terms)
+        terms = torch.where(last[:, None], env.finished_term_means * length[:, None], terms)
         ended |= last
     seen["at goal"] = seen["at goal"].maximum((seen["successes"] > 0).float())  # a success may move the goal at once
     return seen, terms

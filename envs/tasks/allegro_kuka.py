@@ -186,7 +186,7 @@ class AllegroKukaBase(VectorEnv):
         self.finished_successes = self.zeros()  # successes of the last finished episode
         self.last_reward = self.zeros()
         self.term_sums = self.zeros(len(self.reward_names))  # of the reward's terms over the episode
-        self.finished_term_sums = self.zeros(len(self.reward_names))  # of the last finished episode
+        self.finished_term_means = self.zeros(len(self.reward_names))  # per step of the last finished episode
         self.tolerance = self.tensor(TOLERANCE_START)
         self.tolerance_age = torch.tensor(0, device=self.device)  # control steps since the last change
         self.nan_worlds = torch.tensor(0, device=self.device)  # how often a world broke so far
@@ -262,7 +262,8 @@ class AllegroKukaBase(VectorEnv):
         done = terminated | truncated | (self.episode_step >= self.max_episode_steps)
         finished = done & ~self.shortened
         self.finished_successes = torch.where(finished, self.successes, self.finished_successes)
-        self.finished_term_sums = torch.where(finished[:, None], self.term_sums, self.finished_term_sums)
+        means = self.term_sums / self.episode_length[:, None]
+        self.finished_term_means = torch.where(finished[:, None], means, self.finished_term_means)
         self.record_metrics(fingertip_distance)
         # a finished environment keeps its last state, which `step` observes before the reset
         success = success & ~done
@@ -459,7 +460,7 @@ class AllegroKukaBase(VectorEnv):
             "nan_worlds": self.nan_worlds.clone(),
             "blocked_starts": self.blocked_starts.clone(),
         }
-        for name, value in zip(self.reward_names, self.finished_term_sums.mean(0)):
+        for name, value in zip(self.reward_names, self.finished_term_means.mean(0)):
             self.step_metrics["reward_" + name] = value
 
     def metrics(self):

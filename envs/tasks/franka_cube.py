@@ -117,7 +117,7 @@ class FrankaCubeBase(VectorEnv):
         self.success = self.zeros()  # in the last step
         self.finished_success = self.zeros()  # of the last finished episode
         self.term_sums = self.zeros(len(self.terms))  # of the reward's terms over the episode
-        self.finished_term_sums = self.zeros(len(self.terms))  # of the last finished episode
+        self.finished_term_means = self.zeros(len(self.terms))  # per step of the last finished episode
         self.nan_worlds = torch.tensor(0, device=self.device)  # how often a world broke so far
 
     # ---------------------------------------------------------------- what a task implements
@@ -159,7 +159,8 @@ class FrankaCubeBase(VectorEnv):
         done = terminated | (self.episode_step >= self.max_episode_steps)
         finished = done & ~self.shortened
         self.finished_success = torch.where(finished, self.success, self.finished_success)
-        self.finished_term_sums = torch.where(finished[:, None], self.term_sums, self.finished_term_sums)
+        means = self.term_sums / self.episode_length[:, None]
+        self.finished_term_means = torch.where(finished[:, None], means, self.finished_term_means)
         return terms.sum(1), terminated, torch.zeros_like(terminated)
 
     def cube(self):
@@ -210,7 +211,7 @@ class FrankaCubeBase(VectorEnv):
 
     def metrics(self):
         metrics = {"success_rate": self.finished_success.mean(), "nan_worlds": self.nan_worlds.clone()}
-        for name, value in zip(self.terms, self.finished_term_sums.mean(0)):
+        for name, value in zip(self.terms, self.finished_term_means.mean(0)):
             metrics["reward_" + name] = value
         return metrics
 

@@ -102,7 +102,7 @@ class InHandBase(VectorEnv):
         self.successes = self.zeros()
         self.finished_successes = self.zeros()  # successes of the last finished episode
         self.term_sums = self.zeros(len(REWARD_TERMS))  # of the reward's terms over the episode
-        self.finished_term_sums = self.zeros(len(REWARD_TERMS))  # of the last finished episode
+        self.finished_term_means = self.zeros(len(REWARD_TERMS))  # per step of the last finished episode
         self.consecutive_successes = torch.tensor(0.0, device=self.device)
         self.nan_worlds = torch.tensor(0, device=self.device)  # how often a world broke so far
         self.step_metrics = {}
@@ -127,7 +127,8 @@ class InHandBase(VectorEnv):
         done = terminated | (self.episode_step >= self.max_episode_steps)
         finished = done & ~self.shortened
         self.finished_successes = torch.where(finished, self.successes, self.finished_successes)
-        self.finished_term_sums = torch.where(finished[:, None], self.term_sums, self.finished_term_sums)
+        means = self.term_sums / self.episode_length[:, None]
+        self.finished_term_means = torch.where(finished[:, None], means, self.finished_term_means)
         self.record_metrics(finished)
         # a finished environment keeps its last state, which `step` observes before the reset
         self.set_goal(success & ~done)
@@ -205,7 +206,7 @@ class InHandBase(VectorEnv):
             "consecutive_successes": self.consecutive_successes,
             "nan_worlds": self.nan_worlds.clone(),
         }
-        for name, value in zip(REWARD_TERMS, self.finished_term_sums.mean(0)):
+        for name, value in zip(REWARD_TERMS, self.finished_term_means.mean(0)):
             self.step_metrics["reward_" + name] = value
 
     def metrics(self):

@@ -121,7 +121,18 @@ def test_the_task_s_own_statistics_leave_shortened_episodes_out(env_id):
     env.episode_step[:] = env.max_episode_steps - 1
     _, _, terminated, truncated, info = env.step(random_actions(env, 1)[0])
     assert (terminated | truncated).all()
-    assert env.finished_term_sums.any(1).tolist() == [True, False, False, False] == info["episode"]["done"].tolist()
+    assert env.finished_term_means.any(1).tolist() == [True, False, False, False] == info["episode"]["done"].tolist()
+
+
+@pytest.mark.parametrize("env_id", ["AllegroHand", "AllegroKukaRegrasping", "FrankaCubePush"])
+def test_the_logged_terms_of_the_reward_are_means_per_step(env_id):
+    env = envs.make(env_id, 4)
+    env.reset()
+    env.episode_step[:] = env.max_episode_steps - 3
+    for action in random_actions(env, 3):
+        info = env.step(action)[4]
+    terms = sum(value for name, value in info["metrics"].items() if name.startswith("reward_"))
+    torch.testing.assert_close(terms, (info["episode"]["return"] / 3.0).mean())
 
 
 @pytest.mark.parametrize("num_envs, num_agents", [(3_072, 1), (3_072, 6), (3_072, 48), (1_024, 64), (64, 1)])
