@@ -9,7 +9,6 @@ import importlib.util
 import math
 import os
 import sys
-import time
 from fractions import Fraction
 from types import SimpleNamespace
 from typing import Literal, Optional, Tuple
@@ -49,12 +48,14 @@ def load(path):
     saved = harness.load_checkpoint(policy if os.path.isfile(policy) else path, "run")
     name = saved["script"] = os.path.basename(saved["script"])  # a file in these folders, whatever the checkpoint says
     paths = [os.path.join(folder, f"{name}.py") for folder in (os.getcwd(), os.path.dirname(os.path.abspath(__file__)))]
-    found = list(filter(os.path.isfile, paths))
-    if not found:
+    file = next(filter(os.path.isfile, paths), None)
+    if not file:
         harness.refuse("run", path, f"was written by {name}.py, which must be in the working directory")
-    spec = importlib.util.spec_from_file_location(name, found[0])
+    spec = importlib.util.spec_from_file_location(name, file)
     script = sys.modules[name] = importlib.util.module_from_spec(spec)  # dataclasses look it up there
     spec.loader.exec_module(script)
+    for flag in saved["args"].keys() - {field.name for field in dataclasses.fields(script.Args)}:
+        print(f"{flag} of the checkpoint is ignored: {name}.py has no such flag")
     try:
         envs.check_env_id(saved["args"]["env_id"])
     except ValueError as error:
@@ -120,7 +121,8 @@ def print_scores(saved, script, num_episodes, args, device):
     """Play the leader (agent 0 where none leads) and the best agent, with sampled and with mean actions: a table."""
     print(f"{saved['args']['env_id']}, {saved['script']}.py, {saved['global_step']:,} steps, {num_episodes} episodes")
     print("| agent | actions | return | objective | episode length |\n|-|-|-|-|-|", flush=True)
-    first, (_, best) = "leader" if hasattr(script, "LEADER") else "agent", agents_of(saved)
+    first = "leader" if hasattr(script, "LEADER") else "agent"
+    _, best = agents_of(saved)
     players = {first: 0, "best": best} if best else {first: 0}
     for name, k in players.items():
         for actions in ("sampled", "mean"):
@@ -130,8 +132,7 @@ def print_scores(saved, script, num_episodes, args, device):
             torch.manual_seed(args.seed)
             returns, lengths, objectives = play(env, player).double()
             del env  # before the next one takes memory
-            error = 1 / math.sqrt(num_episodes)
-            numbers = [f"{x.mean():.2f} ± {x.std(unbiased=False) * error:.2f}" for x in (returns, objectives)]
+            numbers = [f"{x.mean():.2f} ± {x.std(unbiased=False) / len(x) ** 0.5:.2f}" for x in (returns, objectives)]
             print(f"| {name}, {k} | {actions} | {' | '.join(numbers)} | {lengths.mean():.0f} |", flush=True)
 
 
@@ -188,12 +189,11 @@ def main(argv=None):
     if args.episodes or not args.video:
         print_scores(saved, script, args.episodes or 100, args, device)
     if args.video:
-        start, ids = time.monotonic(), torch.tensor(args.agents or (0,), device=device)
+        ids = torch.tensor(args.agents or (0,), device=device)
         print(f"{args.video}: films agent {', '.join(map(str, ids.tolist()))} with mean actions", flush=True)
         env = make_env(saved, len(ids), args.seed, args.engine, device)
         frames, rate = record_video(env, Player(make_agent(saved, script, env, device), ids, deterministic=True))
         write_video(args.video, frames, rate)
-        print(f"{args.video}: {len(frames)} frames, {time.monotonic() - start:.0f} s")
 
 
 if __name__ == "__main__":

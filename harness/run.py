@@ -77,7 +77,7 @@ class Run:
         self.signum = signum
         lost = self.iteration + 1 - self.saved_iteration
         if distributed.RANK == 0:  # print could be interrupted halfway, and may not be called again then
-            os.write(2, f"stopping after this iteration (Ctrl-C again: stop now, losing {lost} iterations)\n".encode())
+            os.write(2, f"stopping after this iteration (Ctrl-C again: stop now, iterations lost: {lost})\n".encode())
 
     def load(self, saved):
         """Go on from a checkpoint. One of another number of processes restores the learner; all episodes begin anew."""

@@ -108,8 +108,10 @@ def test_a_copy_of_a_script_trains_resumes_and_plays(capsys):
     assert (saved["script"], saved["global_step"]) == ("mine", 4096) and the_run() == run
     assert script.__file__ == str(pathlib.Path("mine.py").resolve()) and saved["args"]["std_range"] == (0.1, 2.0)
     assert any(isinstance(layer, torch.nn.Tanh) for layer in script.Agent(4, 1, script.Args()).mlp)
+    pathlib.Path("mine.py").write_text(pathlib.Path("mine.py").read_text().replace("std_range:", "std_bounds:"))
     evaluate.main([str(run), "--episodes", "2", "--no-cuda"])
-    assert "| leader, 0 | mean |" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "| leader, 0 | mean |" in out and "std_range of the checkpoint is ignored" in out
 
 
 def test_an_agent_says_which_action_an_evaluation_plays(monkeypatch):

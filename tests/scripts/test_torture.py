@@ -135,7 +135,7 @@ def test_the_first_signal_saves_and_the_run_goes_on_from_there(signum, hangup, m
     out, err = capfd.readouterr()
     assert signal.getsignal(signum) == handler
     assert out.splitlines()[-1] == f"stopped; to resume: python ppo.py --resume {the_run().resolve()}"
-    assert err == "stopping after this iteration (Ctrl-C again: stop now, losing 3 iterations)\n"
+    assert err == "stopping after this iteration (Ctrl-C again: stop now, iterations lost: 3)\n"
     assert checkpoint(the_run())["iteration"] == 3
     assert train(ppo, f"--no-cuda --resume {the_run()}") == 0 and checkpoint(the_run())["iteration"] == 8
 
