@@ -182,7 +182,7 @@ class Run:
         objective, age = numbers["charts/leader_objective"], numbers["charts/leader_age"]
         result = f"return {numbers['charts/leader_return']:9.2f} | objective {objective:7.2f}"
         if not math.isfinite(objective):
-            result = f"no whole episode of the leader yet, reward per step {numbers['charts/reward_per_step']:.4f}"
+            result = f"agent 0 has finished no episode yet, reward per step {numbers['charts/reward_per_step']:.4f}"
         elif "population/objective_median" in numbers:
             n = numbers["charts/leader_episodes"]
             source = f"{age:.0f} iteration{'s' * (age > 1)} ago" if age else f"{n:.0f} episode{'s' * (n > 1)}"

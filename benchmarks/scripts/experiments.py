@@ -44,11 +44,8 @@ MOAT = (
     " --hidden-sizes 64 64"
 )
 POPULATIONS = (("SAPG-6", "sapg.py", 6), ("SAPG-48", "sapg.py", 48), ("CPO-6", "cpo.py", 6), ("CPO-48", "cpo.py", 48))
+EPO_48 = "--num-agents 48 --max-ent-coef 0.025"
 RANDOM_FITNESS = "benchmarks.scripts.random_fitness:RandomFitness"
-GENETIC_OPERATORS = {
-    "uniform crossover": "--crossover uniform", "fitness-weighted crossover": "--crossover fitness_weighted",
-    "mutation 0": "--mutation-std 0", "mutation 0.3": "--mutation-std 0.3",
-}  # fmt: skip
 
 
 def on_moat(variants, flags="--clip-vloss"):
@@ -64,24 +61,21 @@ def on_moat(variants, flags="--clip-vloss"):
     )
 
 
-def moat(flags, with_64, more_seeds=(), evolution=()):
+def moat(flags, with_64, more_seeds=(), more=()):
     """PPO with minibatches of 12,288, 3,072 or 768 rows, populations with the off-policy rows on top.
 
-    with_64: the populations that have the smallest ones too. more_seeds: variants with twenty seeds. evolution: more
-    (name, script, num_agents, env_id).
+    with_64: the populations that have the smallest ones too. more_seeds: variants with twenty seeds. more: variants.
     """
-    agents = (("PPO", "ppo.py", 1, None), *((*each, None) for each in POPULATIONS), *evolution)
     variants = []
     for num_minibatches in (4, 16, 64):
-        for name, script, num_agents, env_id in agents:
+        for name, script, num_agents in (("PPO", "ppo.py", 1), *POPULATIONS):
             if num_minibatches == 64 and name not in with_64:
                 continue
             name = f"{name}, {num_minibatches} minibatches"
-            population = f"--num-agents {num_agents} " if num_agents > 1 else ""
-            population += "--max-ent-coef 0.025 " if population and script != "pbt.py" else ""
+            population = f"--num-agents {num_agents} --max-ent-coef 0.025 " if num_agents > 1 else ""
             seeds = range(1, 21) if name in more_seeds else None
-            variants.append(Variant(name, script, f"{population}--num-minibatches {num_minibatches}", seeds, env_id))
-    return on_moat(tuple(variants), flags)
+            variants.append(Variant(name, script, f"{population}--num-minibatches {num_minibatches}", seeds))
+    return on_moat((*variants, *more), flags)
 
 
 def on_grasp(variants):
@@ -110,7 +104,7 @@ def batch_scaling(env_id, num_envs, max_ent_coef, rows, more=(), seeds=None):
     rows: of the small minibatches. more: PPO's further sizes. seeds: of the small minibatches and of the further sizes.
     """
     small, papers = (rows, "small minibatches"), (4 * num_envs, "4 N rows")
-    populations = (("SAPG-6", "sapg.py", 6), ("CPO-6", "cpo.py", 6), ("EPO-48", "epo.py", 48))
+    populations = (("SAPG-6", "sapg.py", 6), ("CPO-6", "cpo.py", 6))
     entropy = f"--max-ent-coef {max_ent_coef}"
     return Experiment(
         env_id=env_id,
@@ -157,9 +151,9 @@ def coupling(env_id, total_timesteps, flags, more=()):
     )
 
 
-def robot(env_id, score):
+def robot(env_id, score, *more):
     """A task's CPU preset, 1,024 environments (1,020 for six agents), with minibatches of 1,024 rows."""
-    agents = (("PPO", "ppo.py", 1, 1_024), ("SAPG-6", "sapg.py", 6, 1_020), ("EPO-16", "epo.py", 16, 1_024))
+    agents = (("PPO", "ppo.py", 1, 1_024), ("SAPG-6", "sapg.py", 6, 1_020), *more)
     return Experiment(
         env_id=env_id,
         total_timesteps=10_000_000,
@@ -222,17 +216,18 @@ EXPERIMENTS = {
     # Does a population help, and does it still with small minibatches? PPO with 64 has ten more seeds, because on its
     # first ten the clip of the value loss was chosen
     "moat": moat(
-        "--clip-vloss", ("PPO", "SAPG-6", "SAPG-48", "EPO-48", "EPO-48 random fitness"), ("PPO, 64 minibatches",),
+        "--clip-vloss", ("PPO", "SAPG-6", "SAPG-48"), ("PPO, 64 minibatches",),
         (
-            ("EPO-48", "epo.py", 48, None),
-            ("EPO-48 random fitness", "epo.py", 48, f"{RANDOM_FITNESS}Moat"),
-            ("PBT-8", "pbt.py", 8, None),
+            *(Variant(f"EPO-48, {k} minibatches", "epo.py", f"{EPO_48} --num-minibatches {k}") for k in (4, 16, 64)),
+            Variant("EPO-48 random fitness, 16 minibatches", "epo.py", f"{EPO_48} --num-minibatches 16",
+                    env_id=f"{RANDOM_FITNESS}Moat"),
+            *(Variant(f"PBT-8, {k} minibatches", "pbt.py", f"--num-agents 8 --num-minibatches {k}") for k in (4, 16)),
         ),
     ),
     # With the papers' plain square error of the value
     "moat_unclipped": moat("--no-clip-vloss", ("PPO", "SAPG-48"), ("PPO, 64 minibatches", "SAPG-48, 64 minibatches")),
-    # Whose data should be used, and does the entropy bonus matter (SAPG 6.3)? Do more agents help (EPO 5.3)? The
-    # papers' critic target (SAPG Eq. 5)? Minibatches of about 3,584 rows, as SAPG-6 has with 16, where nothing is said
+    # Whose data should be used, and does the entropy bonus matter (SAPG 6.3)? The papers' critic target (SAPG Eq. 5)?
+    # Minibatches of about 3,584 rows, as SAPG-6 has with 16, where nothing is said
     "moat_ablations": on_moat(
         tuple(
             Variant(f"{name}-{agents}, {what}", f"{name.lower()}.py",
@@ -245,25 +240,6 @@ EXPERIMENTS = {
                 ("SAPG", 6, "window centred on mu", 0.025, 16, "--off-policy-mu", None),
                 ("SAPG", 6, "4 minibatches, 3-step target", 0.025, 4, "--critic-n-step 3", range(1, 6)),
                 ("CPO", 6, "4 minibatches, 3-step target", 0.025, 4, "--critic-n-step 3", range(1, 6)),
-                ("EPO", 8, "16 minibatches", 0.025, 16, "", None),
-            )
-        )
-    ),
-    # With its defaults EPO replaces one of 47 followers at a time, at most seven times in a run of `moat`. Does it
-    # matter who is selected, and how they are crossed and mutated, where half of them are replaced?
-    "moat_selection": on_moat(
-        tuple(
-            Variant(
-                f"{name}, {k} minibatches", "epo.py",
-                f"--num-agents 48 --max-ent-coef 0.025 --num-elites 24 --num-minibatches {k} {flags}".strip(),
-                seeds, env_id,
-            )
-            for name, flags, k, seeds, env_id in (
-                ("EPO-48", "", 16, None, None),
-                ("EPO-48", "", 64, range(1, 6), None),
-                ("EPO-48 random fitness", "", 16, None, f"{RANDOM_FITNESS}Moat"),
-                ("EPO-48 random fitness", "", 64, range(1, 6), f"{RANDOM_FITNESS}Moat"),
-                *((f"EPO-48 {name}", flags, 16, range(1, 6), None) for name, flags in GENETIC_OPERATORS.items()),
             )
         )
     ),
@@ -279,17 +255,6 @@ EXPERIMENTS = {
                 )
             ),
             Variant("PBT-8, 768 rows", "pbt.py", "--num-agents 8 --num-minibatches 8"),  # an agent has 6,144 rows
-        )
-    ),
-    "grasp_selection": on_grasp(
-        tuple(
-            sized(name, "epo.py", 48, 3_072, 768, "768 rows", f"--max-ent-coef 0.005 --num-elites 24 {flags}",
-                  seeds, env_id)
-            for name, flags, seeds, env_id in (
-                ("EPO-48", "", None, None),
-                ("EPO-48 random fitness", "", None, f"{RANDOM_FITNESS}Grasp"),
-                *((f"EPO-48 {name}", flags, range(0, 5), None) for name, flags in GENETIC_OPERATORS.items()),
-            )
         )
     ),
     # 768 rows are 32 minibatches of 1,536 environments, but 512 of 24,576, with which PPO fails on Moat
@@ -316,7 +281,7 @@ EXPERIMENTS = {
         ),
     ),
     "ant_populations": robot("Ant", RETURN),
-    "allegro_hand_populations": robot("AllegroHand", RETURN),
+    "allegro_hand_populations": robot("AllegroHand", RETURN, ("EPO-16", "epo.py", 16, 1_024)),
     # How far does AllegroKukaRegrasping come in one to three hours of one core?
     "allegro_kuka": Experiment(
         env_id="AllegroKukaRegrasping",

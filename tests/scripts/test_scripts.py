@@ -39,7 +39,7 @@ POPULATION = {ppo: "", sapg: "--num-agents 4", cpo: "--num-agents 4", epo: "--nu
 NUMBER = r"-?[\d.]+"
 PROGRESS = re.compile(
     rf" *(?P<steps>[\d,]+) steps \| (return +{NUMBER} \| objective +{NUMBER}"
-    rf"|no whole episode of the leader yet, reward per step {NUMBER}"
+    rf"|agent 0 has finished no episode yet, reward per step {NUMBER}"
     rf"|objective: leader {NUMBER} \(\d+ (episodes?|iterations? ago)\)(, median {NUMBER})?, best {NUMBER})"
     r"( \| generation \d+)? \| [\d,]+/s \| (\d+ days?, )?\d+:\d\d:\d\d left"
 )
