@@ -97,7 +97,7 @@ def list_table(scores, threshold, versus, sign):
 
 def column_table(columns, others, sign):
     """Rows of cells for columns: title -> {row: (R,)}. others: the same, to compare with; None: with the first row."""
-    names = list(dict.fromkeys(name for column in columns.values() for name in column))
+    names = list(dict.fromkeys(name for column in (others or columns).values() for name in column))
     rows = [["", *columns]]
     for name in names:
         cells = [name]
