@@ -178,17 +178,17 @@ class Run:
         self.writer.flush()
 
     def describe(self, numbers, speed):
-        """The terminal's line: return and objective of one agent; of a population, its agents' objectives."""
+        """The terminal's line, within 120 columns: return and objective of one agent, or objectives of a population."""
         objective, age = numbers["charts/leader_objective"], numbers["charts/leader_age"]
         result = f"return {numbers['charts/leader_return']:9.2f} | objective {objective:7.2f}"
         if not math.isfinite(objective):
-            result = f"agent 0 has finished no episode yet, reward per step {numbers['charts/reward_per_step']:.4f}"
+            result = f"no episode of agent 0 yet, reward per step {numbers['charts/reward_per_step']:.4f}"
         elif "population/objective_median" in numbers:
             n = numbers["charts/leader_episodes"]
             source = f"{age:.0f} iteration{'s' * (age > 1)} ago" if age else f"{n:.0f} episode{'s' * (n > 1)}"
             leader = "" if "pbt/lr_min" in numbers else f"leader {objective:.2f} ({source}), "
             median, best = numbers["population/objective_median"], numbers["charts/best_agent_objective"]
-            result = f"objective: {leader}median {median:.2f}, best {best:.2f}"
+            result = f"{leader}median {median:.2f}, best {best:.2f}"
         if "evolution/generation" in numbers:
             result += f" | generation {numbers['evolution/generation']:.0f}"
         steps = self.args.num_iterations * self.args.num_envs * self.args.num_steps

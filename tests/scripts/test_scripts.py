@@ -39,8 +39,8 @@ POPULATION = {ppo: "", sapg: "--num-agents 4", cpo: "--num-agents 4", epo: "--nu
 NUMBER = r"-?[\d.]+"
 PROGRESS = re.compile(
     rf" *(?P<steps>[\d,]+) steps \| (return +{NUMBER} \| objective +{NUMBER}"
-    rf"|agent 0 has finished no episode yet, reward per step {NUMBER}"
-    rf"|objective: leader {NUMBER} \(\d+ (episodes?|iterations? ago)\)(, median {NUMBER})?, best {NUMBER})"
+    rf"|no episode of agent 0 yet, reward per step {NUMBER}"
+    rf"|leader {NUMBER} \(\d+ (episodes?|iterations? ago)\)(, median {NUMBER})?, best {NUMBER})"
     r"( \| generation \d+)? \| [\d,]+/s \| (\d+ days?, )?\d+:\d\d:\d\d left"
 )
 
@@ -65,6 +65,7 @@ def test_runs_as_a_process():
     assert process.returncode == 0 and err == ""
     assert re.search(r"^Cartpole: engine mujoco, cpu, 64 environments$", out, re.MULTILINE)
     lines = [PROGRESS.fullmatch(line) for line in out.splitlines()[-2:]]  # one per iteration
+    assert max(map(len, out.splitlines())) <= 120
     assert [line["steps"] for line in lines] == ["1,024", "2,048"]
     assert re.fullmatch(r"Cartpole__epo__7__\d{10}", the_run().name)
 
