@@ -25,7 +25,7 @@ def check_actions(space):
 
 
 def flatten(obs, num_envs):
-    """Observations as (N, D) float32, numpy. Of a dict "state" (Playground), else "actor" (mjlab), else all in order."""
+    """Observations (N, D) float32, numpy. Of a dict "state" (Playground) or "actor" (mjlab), else all in order."""
     if isinstance(obs, dict):
         entries = next(([obs[name]] for name in ("state", "actor") if name in obs), obs.values())
         return np.concatenate([flatten(entry, num_envs) for entry in entries], axis=1)
@@ -49,7 +49,7 @@ class Adapter(VectorEnv):
         """Actions are scaled from [-1, 1] to the bounds of `space`, a Gymnasium Box; without bounds they stay there."""
         self.action_space, self.num_actions = space, int(np.prod(space.shape))
         self.low, self.high = (
-            torch.as_tensor(np.nan_to_num(bound.astype(np.float64), posinf=1.0, neginf=-1.0).reshape(-1)).to(self.device)
+            torch.as_tensor(bound.reshape(-1).astype(np.float64)).nan_to_num(posinf=1.0, neginf=-1.0).to(self.device)
             for bound in (space.low, space.high)
         )
 

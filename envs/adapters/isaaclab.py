@@ -1,4 +1,4 @@
-"""`isaaclab:Isaac-Reorient-KukaAllegro`: the tasks of Isaac Lab 3. Written from isaaclab 3.0.0's source, not yet run."""
+"""`isaaclab:Isaac-Reorient-KukaAllegro`: the tasks of Isaac Lab 3. Written from the source of 3.0.0, not yet run."""
 
 import contextlib
 import io
@@ -18,8 +18,8 @@ class IsaacLab(Adapter):
     """A task in its training configuration. Observations: all groups of the actor, with their noise and history.
 
     KukaAllegro's are policy, proprio and perception. Actions without bounds are in the task's units, clamped to
-    [-1, 1], which Isaac Lab's training does not do. It ends and resets episodes itself; the final observation of terms
-    with a history is the one before the last step. Objective: goals of a hand, success of KukaAllegro, else the return.
+    [-1, 1], which Isaac Lab's training does not do. Isaac Lab resets within its step, and does not add the last step to
+    a history: its final observation is the one before. Objective: a hand's goals, KukaAllegro's success, the return.
     """
 
     engine_name = "isaaclab"

@@ -7,11 +7,12 @@ history of two), proprio (steps since the episode began, difficulty), and critic
 
 import contextlib
 import copy
+import math
 from types import SimpleNamespace
 
 import gymnasium
-import numpy as np
 import torch
+from gymnasium.spaces import Box, Dict
 
 def write_packages(folder):
     for name in ("isaaclab/__init__.py", "isaaclab/app.py", "isaaclab_tasks/__init__.py", "isaaclab_tasks/utils.py"):
@@ -42,26 +43,23 @@ class ObservationManager:
     """`compute` shows of a history what was recorded, and records only if it is told to."""
 
     def __init__(self, cfg, env):
-        self.env, self.history = env, torch.zeros(env.num_envs, 2, 2)
-        self.empty = torch.ones(env.num_envs, dtype=torch.bool)
+        self.env, self.history = env, torch.full((env.num_envs, 2, 2), math.nan)
 
     def reset(self, env_ids=None):
-        self.empty[env_ids] = True
+        self.history[env_ids] = math.nan
 
     def compute(self, update_history=False):
         groups = self.env.observations()
         if update_history:
             newest = groups["policy"][:, None]
-            older = torch.where(self.empty[:, None, None], newest, self.history[:, 1:])
-            self.history, self.empty[:] = torch.cat([older, newest], 1), False
-        return {**groups, "policy": self.history.flatten(1)}
+            older = torch.where(self.history[:, 1:].isnan(), newest, self.history[:, 1:])
+            self.history = torch.cat([older, newest], 1)
+        return {**groups, "policy": self.history.flatten(1).clone()}
 
 
 class RewardManager:
-    active_terms = ["success"]
-
     def __init__(self, cfg, env):
-        succeeded = torch.zeros(env.num_envs, dtype=torch.bool)
+        self.active_terms, succeeded = ["success"], torch.zeros(env.num_envs, dtype=torch.bool)
         self.env, self.terms = env, {"success": SimpleNamespace(func=SimpleNamespace(succeeded=succeeded))}
 
     def get_term_cfg(self, term_name):
@@ -100,19 +98,14 @@ class CurriculumManager:
 
 
 class StubEnv(gymnasium.Env):
-    """What both workflows share."""
-
     def start(self, cfg, **groups):
         self.cfg, self.num_envs, self.extras = cfg, cfg.scene.num_envs, {}
         torch.manual_seed(cfg.seed)
         self.step_dt, self.common_step_counter = cfg.sim.dt * cfg.decimation, 0
         self.episode_length_buf = torch.zeros(self.num_envs, device=cfg.sim.device, dtype=torch.long)
         self.x, self.episode = torch.zeros(2, self.num_envs)
-        self.single_observation_space = gymnasium.spaces.Dict(
-            {name: gymnasium.spaces.Box(-np.inf, np.inf, (size,)) for name, size in groups.items()}
-        )
-        self.single_action_space = gymnasium.spaces.Box(-np.inf, np.inf, (3,))
-        print("[INFO]: Completed setting up the environment...")
+        boxes = {name: Box(-math.inf, math.inf, (size,)) for name, size in groups.items()}
+        self.single_observation_space, self.single_action_space = Dict(boxes), Box(-math.inf, math.inf, (3,))
 
     @property
     def max_episode_length(self):
@@ -174,7 +167,7 @@ class DirectRLEnv(StubEnv):
         return dict.fromkeys(("policy", "critic"), torch.stack([self.x, self.episode, self.episode_length_buf], 1))
 
     def reset(self, seed=None, options=None):
-        self._reset_idx(torch.arange(self.num_envs, dtype=torch.int32))
+        self._reset_idx(torch.arange(self.num_envs))
         return self._get_observations(), self.extras
 
     def step(self, action):
@@ -193,7 +186,6 @@ class DirectRLEnv(StubEnv):
         self.successes[env_ids] = 0.0
 
 
-ACTOR = {"actor": ["policy", "proprio"], "critic": ["policy", "critic"]}
-for name, env, obs_groups in (("Manager", ManagerBasedRLEnv, ACTOR), ("Direct", DirectRLEnv, None)):
+for env, obs_groups in ((ManagerBasedRLEnv, {"actor": ["policy", "proprio"]}), (DirectRLEnv, None)):
     kwargs = {"env_cfg_entry_point": make_config, "rsl_rl_cfg_entry_point": SimpleNamespace(obs_groups=obs_groups)}
-    gymnasium.register(f"Isaac-Stub-{name}", env, disable_env_checker=True, kwargs=kwargs)
+    gymnasium.register(f"Isaac-{env.__name__}", env, disable_env_checker=True, kwargs=kwargs)

@@ -18,14 +18,13 @@ from tests.envs import isaaclab_stub, test_adapters
 from tests.envs import test_contract as contract
 
 WHEEL = os.environ.get("ISAACLAB_SOURCE")
-SOURCES = [
-    *("isaaclab/app/sim_launcher.py", "isaaclab_tasks/utils/hydra.py", "isaaclab/envs/mdp/curriculums.py"),
-    *(f"isaaclab/managers/{name}_manager.py" for name in ("observation", "reward", "curriculum")),
-    *(f"isaaclab/envs/{name}_env.py" for name in ("manager_based", "manager_based_rl", "direct_rl")),
-    *(f"isaaclab_tasks/core/{name}.py" for name in ("lift/adr_curriculum", "lift/mdp/rewards")),
-    "isaaclab_tasks/core/reorient/reorient_direct_env.py",
-]
-MANAGER, DIRECT = "isaaclab:Isaac-Stub-Manager", "isaaclab:Isaac-Stub-Direct"
+MANAGER, DIRECT = "isaaclab:Isaac-ManagerBasedRLEnv", "isaaclab:Isaac-DirectRLEnv"
+SOURCES = """
+isaaclab/envs/manager_based_env isaaclab_tasks/core/lift/adr_curriculum isaaclab_tasks/core/reorient/reorient_direct_env
+isaaclab/managers/curriculum_manager isaaclab/managers/observation_manager isaaclab_tasks/core/lift/mdp/rewards
+isaaclab/envs/manager_based_rl_env isaaclab/envs/mdp/curriculums isaaclab/managers/reward_manager
+isaaclab/app/sim_launcher isaaclab/envs/direct_rl_env isaaclab_tasks/utils/hydra
+""".split()
 
 
 @pytest.fixture
@@ -38,10 +37,6 @@ def stub(tmp_path_factory, monkeypatch):
         del sys.modules[name]
 
 
-def push(env, *numbers):
-    return env.step(torch.tensor(numbers)[:, None].repeat(1, env.num_actions))
-
-
 @pytest.mark.parametrize("env_id", [MANAGER, DIRECT])
 def test_contract_and_runs(env_id, stub, tmp_path, monkeypatch, capsys):
     check_env(envs.make(env_id, 4), 60)
@@ -49,13 +44,12 @@ def test_contract_and_runs(env_id, stub, tmp_path, monkeypatch, capsys):
     test_adapters.test_training_resuming_and_evaluating(env_id, tmp_path, monkeypatch, capsys)
 
 
-def test_the_manager_based_workflow(stub):
-    """The actor's groups alone; success; of a history the final observation lacks the last step."""
+def test_the_manager_based_workflow(stub):  # a history's final observation lacks the last step
     env = envs.make(MANAGER, 2)
     obs = env.reset()
     assert obs[0].tolist() == [obs[0, 0], 1.0, obs[0, 0], 1.0, 0.0, 0.0]
     for step in range(1, 13):
-        before, (obs, _, terminated, truncated, info) = obs, push(env, 0.5, -2.0)  # the second is clamped to -1
+        before, (obs, _, terminated, truncated, info) = obs, env.step(torch.tensor([[0.5], [-2.0]]).repeat(1, 3))
         assert (terminated.tolist(), truncated.tolist()) == ([False, step == 9], [step == 12, False])
     assert obs[0].tolist() == [obs[0, 0], 2.0, obs[0, 0], 2.0, 0.0, 1.0]
     assert info["final_obs"].tolist() == [[*before[0, :4].tolist(), 12.0, 0.0], obs[1].tolist()]
@@ -65,8 +59,8 @@ def test_the_manager_based_workflow(stub):
 def test_the_direct_workflow(stub):
     env = envs.make(DIRECT, 2)
     env.reset()
-    history = [push(env, 0.5, 0.0) for _ in range(11)]  # it ends an episode one step early
-    assert [step[3].tolist() for step in history] == [[False, False]] * 10 + [[True, True]]
+    history = [env.step(torch.tensor([[0.5], [0.0]]).repeat(1, 3)) for _ in range(11)]
+    assert [step[3].tolist() for step in history] == [[False, False]] * 10 + [[True, True]]  # one step early
     goals = sum(step[4]["final_obs"][0, 0].item() >= 1.0 for step in history)
     assert goals > 1 and history[-1][4]["episode"]["objective"].tolist() == [goals, 0.0]
 
@@ -78,12 +72,11 @@ def test_clocks_are_staggered_and_the_curriculum_restored(stub):
     assert env.reset()[:, -1].tolist() == [6.0] * 4  # one less, since no success came before
     clock = env.episode_step.tolist()
     for step in range(1, 13):
-        assert push(env, *[0.0] * 4)[3].tolist() == [first + step == 12 for first in clock]
+        assert env.step(torch.zeros(4, 3))[3].tolist() == [first + step == 12 for first in clock]
     assert clock[0] == 0 and len(set(clock)) == 4 and env.env.common_step_counter == 112
 
 
-def arguments(text):
-    """Of all functions and methods: {name: arguments without annotations}."""
+def arguments(text):  # of all functions and methods, without annotations
     found, module = {}, ast.parse(re.sub("(?m)^from __future__.*", "", text))
     for owner in [module, *(node for node in module.body if isinstance(node, ast.ClassDef))]:
         for node in [node for node in owner.body if isinstance(node, ast.FunctionDef)]:
@@ -95,7 +88,7 @@ def arguments(text):
 
 @pytest.mark.skipif(not WHEEL, reason="ISAACLAB_SOURCE names no folder with isaaclab 3.0.0")
 def test_the_wheel_has_the_stubs_signatures_and_what_the_adapter_reads():
-    wheel = "\n".join((pathlib.Path(WHEEL) / name).read_text() for name in SOURCES)
+    wheel = "\n".join(pathlib.Path(WHEEL, f"{name}.py").read_text() for name in SOURCES)
     theirs, ours = arguments(wheel), arguments(pathlib.Path(isaaclab_stub.__file__).read_text())
     theirs["ManagerBasedRLEnv.reset"] = theirs["ManagerBasedEnv.reset"]  # inherited
     differ = {name for name, args in ours.items() if theirs.get(name) != args and not name.startswith("StubEnv.")}
