@@ -34,7 +34,7 @@ class Args:
 
     # Experiment
     env_id: str = "AllegroKukaRegrasping"
-    """a task of envs/, your own package.module:Class, or envpool:NAME, gymnasium:NAME, mjlab:NAME"""
+    """a task of envs/, your own package.module:Class, or envpool:NAME, gymnasium:NAME, isaaclab:NAME, mjlab:NAME"""
     engine: str = "auto"
     """physics engine: mujoco, warp or isaacgym; auto: warp on a GPU if installed, else mujoco"""
     num_envs: int = 1_024

@@ -40,6 +40,7 @@ PURE_TORCH = ("Grasp", "Moat")  # tasks that need no physics engine
 ADAPTERS = {
     "envpool": "envs.adapters.envpool:EnvPool",
     "gymnasium": "envs.adapters.gymnasium:Gymnasium",
+    "isaaclab": "envs.adapters.isaaclab:IsaacLab",
     "mjlab": "envs.adapters.mjlab:Mjlab",
 }
 ENGINES = {"mujoco": "mujoco", "warp": "mujoco_warp"}  # engine -> the package it needs
@@ -53,8 +54,8 @@ def check_env_id(env_id):
     elif ":" in env_id:
         find_class(env_id)
     elif env_id not in TASKS:
-        if re.search(r"-v\d+$", env_id):  # an id of EnvPool or Gymnasium
-            raise ValueError(f"did you mean {' or '.join(f'{adapter}:{env_id}' for adapter in ADAPTERS)}?")
+        if re.search(r"-v\d+$", env_id):
+            raise ValueError(f"did you mean envpool:{env_id} or gymnasium:{env_id}?")
         nearest = difflib.get_close_matches(env_id, TASKS, n=1, cutoff=0.0)[0]
         others = [f"{adapter}:ID" for adapter in ADAPTERS]
         raise ValueError(f"did you mean {nearest}? Known: {', '.join([*TASKS, *others])}, or package.module:Class")

@@ -17,17 +17,17 @@ def check_known(name, known, hint=""):
 
 
 def check_actions(space):
-    """Raises ValueError (one line) where a Gymnasium space of actions is no Box of reals with finite bounds."""
+    """Raises ValueError (one line) where a Gymnasium space of actions is no Box of reals, all bounded or none."""
     if not (hasattr(space, "low") and np.issubdtype(space.dtype, np.floating)):
         raise ValueError(f"actions must be a Box of floating-point numbers, this has {space}")
-    if not (np.isfinite(space.low).all() and np.isfinite(space.high).all()):
-        raise ValueError(f"actions must have finite bounds, this has {space}")
+    if np.isfinite([space.low, space.high]).any() and not np.isfinite([space.low, space.high]).all():
+        raise ValueError(f"either all actions must have finite bounds or none, this has {space}")
 
 
 def flatten(obs, num_envs):
-    """Observations as (N, D) float32, numpy. Of a dict: "state" where there is one, else all entries in their order."""
+    """Observations (N, D) float32, numpy. Of a dict "state" (Playground) or "actor" (mjlab), else all in order."""
     if isinstance(obs, dict):
-        entries = [obs["state"]] if "state" in obs else obs.values()
+        entries = next(([obs[name]] for name in ("state", "actor") if name in obs), obs.values())
         return np.concatenate([flatten(entry, num_envs) for entry in entries], axis=1)
     return np.reshape(obs, (num_envs, -1)).astype(np.float32)
 
@@ -46,16 +46,20 @@ class Adapter(VectorEnv):
         self.seeds = torch.randint(2**31 - 1, (num_envs,), generator=self.generator, device=self.device).tolist()
 
     def set_action_space(self, space):
-        """Actions are scaled from [-1, 1] to the bounds of `space`, a Gymnasium Box."""
+        """Actions are scaled from [-1, 1] to the bounds of `space`, a Gymnasium Box; without bounds they stay there."""
         self.action_space, self.num_actions = space, int(np.prod(space.shape))
         self.low, self.high = (
-            torch.as_tensor(np.array(bound, np.float64).reshape(-1), device=self.device)
+            torch.as_tensor(bound.reshape(-1).astype(np.float64)).nan_to_num(posinf=1.0, neginf=-1.0).to(self.device)
             for bound in (space.low, space.high)
         )
 
+    def to_bounds(self, action):
+        """Actions (N, U) in [-1, 1] within the bounds of the Box, float64; -1 and 1 give its bounds exactly."""
+        return torch.lerp(self.low, self.high, 0.5 * (action.double() + 1.0))
+
     def scale(self, action):
-        """Actions (N, U) in [-1, 1] as a numpy array (N, *shape) of the Box; -1 and 1 give its bounds exactly."""
-        scaled = torch.lerp(self.low, self.high, 0.5 * (action.double() + 1.0)).cpu().numpy()
+        """`to_bounds` as a numpy array (N, *shape) of the Box's type."""
+        scaled = self.to_bounds(action).cpu().numpy()
         return scaled.astype(self.action_space.dtype).reshape(self.num_envs, *self.action_space.shape)
 
     def tensor(self, array, dtype=torch.float32):

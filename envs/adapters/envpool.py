@@ -1,6 +1,6 @@
 """`envpool:Ant-v5`: the environments of EnvPool (arXiv 2206.10558), stepped in C++ on CPU threads.
 
-Gymnasium's MuJoCo tasks, DeepMind Control, MuJoCo Playground, MetaWorld, MyoSuite and others: whatever has bounded
+Gymnasium's MuJoCo tasks, DeepMind Control, MuJoCo Playground, mjlab, MetaWorld, MyoSuite and others: whatever has
 continuous actions. `python -c "import envpool; print(*envpool.list_all_envs())"` lists the ids.
 """
 
@@ -33,7 +33,7 @@ class EnvPool(Adapter):
 
     EnvPool would spend a whole step on each reset: the action is ignored, the reward 0. Here the environments that
     finished are reset by id right after the step, which leaves no such transition. Of Playground's observations the
-    learner sees "state"; "privileged_state" is not used.
+    learner sees "state", of mjlab's "actor"; what only a critic gets is not used.
     """
 
     engine_name = "envpool"
@@ -44,9 +44,11 @@ class EnvPool(Adapter):
         check_known(name, envpool.list_all_envs())
         try:
             spec = envpool.make_spec(name)
-        except (ImportError, RuntimeError) as error:  # of those that need a library or a file of their own
+        except (ImportError, RuntimeError, ValueError) as error:  # of those that need a library or a file of their own
             raise ValueError(str(error).splitlines()[0])
         check_actions(spec.gymnasium_action_space)
+        if "camera" in getattr(spec.gymnasium_observation_space, "spaces", {}):  # mjlab's
+            raise ValueError("its policy also observes camera, of which the scripts would see nothing")
 
     def __init__(self, name, num_envs, device, seed):
         super().__init__(num_envs, device, seed)

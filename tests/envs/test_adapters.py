@@ -109,15 +109,17 @@ def test_of_a_dict_the_state_or_everything():
     obs = {"b": np.ones((2, 3)), "a": np.zeros(2), "inner": {"c": np.full((2, 1, 2), 2.0)}}
     flat = flatten(obs, 2)
     assert flat.dtype == np.float32 and flat.tolist() == [[1.0, 1.0, 1.0, 0.0, 2.0, 2.0]] * 2
-    assert flatten({"state": np.ones((2, 2)), "privileged_state": np.zeros((2, 5))}, 2).shape == (2, 2)
+    for name in ("state", "actor"):
+        assert flatten({name: np.ones((2, 2)), "privileged_state": np.zeros((2, 5))}, 2).shape == (2, 2)
     assert envs.make("envpool:Go1JoystickFlatTerrain-v1", 2).num_obs == 48  # with privileged_state 171
     assert envs.make("envpool:CheetahRun-v1", 2).reset().shape == (2, 17)
 
 
-@pytest.mark.parametrize("low, high", [(-0.4, 0.4), (0.1, 0.7), (-1.0, 1e3), (1 / 3, 2 / 3)])
+@pytest.mark.parametrize("low, high", [(-0.4, 0.4), (0.1, 0.7), (-1.0, 1e3), (1 / 3, 2 / 3), (-np.inf, np.inf)])
 def test_scaled_actions_reach_the_bounds_exactly(low, high):
-    env = Adapter(3, "cpu", 1)
-    env.set_action_space(gymnasium.spaces.Box(low, high, (2, 1), np.float64))
+    env, box = Adapter(3, "cpu", 1), gymnasium.spaces.Box(low, high, (2, 1), np.float64)
+    env.set_action_space(box)
+    low, high = np.nan_to_num([low, high], posinf=1.0, neginf=-1.0)
     scaled = env.scale(torch.tensor([[-1.0, 1.0], [0.0, 0.5], [1.0, -1.0]]))
     assert env.num_actions == 2 and scaled.shape == (3, 2, 1) and scaled.dtype == np.float64
     assert scaled[[0, 2], [0, 1]].tolist() == [[low], [low]] and scaled[[0, 2], [1, 0]].tolist() == [[high], [high]]
@@ -171,8 +173,9 @@ def test_an_environment_that_a_users_package_registers(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("env_id, reason", [
     ("envpool:Hoper-v5", "unknown, did you mean Hopper-v5?"),
+    ("isaaclab:Isaac-Ant", "needs the package isaaclab, not installed: pip install -r requirements-isaaclab.txt"),
     ("envpool:CartPole-v1", "actions must be a Box of floating-point numbers, this has Discrete(2)"),
-    ("HalfCheetah-v5", "did you mean envpool:HalfCheetah-v5 or gymnasium:HalfCheetah-v5 or mjlab:HalfCheetah-v5?"),
+    ("HalfCheetah-v5", "did you mean envpool:HalfCheetah-v5 or gymnasium:HalfCheetah-v5?"),
     ("gymnasium:json:MyEnv-v0", "json registers no MyEnv-v0"),
 ])  # fmt: skip
 def test_refused(env_id, reason, capsys):

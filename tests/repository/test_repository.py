@@ -226,14 +226,15 @@ def test_requirements_are_pinned_and_used_and_enough():
     assert names <= {part for name in imported for part in name.split(".")}  # torch.utils.tensorboard
     own = {"envs", "harness", "benchmarks", *(path.stem for path in SOURCES)}
     others = {"matplotlib", "PIL"}  # benchmarks/ and --video say so where they draw
-    others |= {"isaacgym", "isaacgymenvs", "hydra"}  # docs/engines.md says how to install them
+    others |= {"isaacgym", "isaacgymenvs", "isaaclab_tasks", "hydra"}  # docs/engines.md says how to install them
     others |= {"mujoco_warp", "warp"}  # in requirements-gpu.txt
     others |= {"onnx", "onnxruntime", "onnxscript", "wandb"}  # in requirements-onnx.txt; --track
     assert {name.split(".")[0] for name in imported} - set(sys.stdlib_module_names) - own - others <= names
-    for name in ("envpool", "gymnasium", "mjlab"):  # adapters: each says which package its prefix needs
+    for name in envs.ADAPTERS:  # each says which package its prefix needs
         assert name in {line.split("==")[0] for line in requirements(f"requirements-{name}.txt")}
     lines = [line for path in ROOT.glob("requirements*.txt") for line in requirements(path.name)]
-    assert all(re.fullmatch(r"[\w-]+==[\w.]+|-r requirements[\w-]*\.txt", line) for line in lines)
+    python = r"(; python_version (<|>=) \"3\.\d+\")?"
+    assert all(re.fullmatch(rf"[\w-]+==[\w.]+{python}|-r requirements[\w-]*\.txt", line) for line in lines)
 
 
 def test_isaac_gym_gets_versions_that_it_can_use():

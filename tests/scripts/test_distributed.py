@@ -15,14 +15,15 @@ import torch
 import cpo
 import epo
 import harness
+import pbt
 import ppo
 import sapg
 from harness import distributed
 from tests.conftest import Drift, parse, scalars, the_run
 from tests.scripts.conftest import ENVIRONMENT, ROOT, assert_same_state, checkpoint, same
 
-SCRIPTS = {script.__name__: script for script in (ppo, sapg, cpo, epo)}
-AGENTS = {"ppo": 1, "sapg": 4, "cpo": 4, "epo": 6}
+SCRIPTS = {script.__name__: script for script in (ppo, sapg, cpo, epo, pbt)}
+AGENTS = {"ppo": 1, "sapg": 4, "cpo": 4, "epo": 6, "pbt": 4}
 POPULATION = "--num-agents 4 --latent-dim 5 --max-ent-coef 0.3"
 OWN = {
     "ppo": "",
@@ -31,6 +32,7 @@ OWN = {
     " --adversarial-coef 0.1 --discriminator-sizes 8",
     "epo": "--num-agents 6 --latent-dim 5 --max-ent-coef 0.3 --off-policy-coef 0.5 --off-policy-ratio 5"
     " --ga-interval 0.1 --ga-warmup 0.1",
+    "pbt": "--num-agents 4 --pbt-start 1 --pbt-interval 1",
 }
 FIXED = f"--no-cuda --env-id {__name__}:Fixed --num-envs 48 --num-steps 9 --hidden-sizes 16"
 ONE_STEP = f"{FIXED} --num-minibatches 1 --update-epochs 1 --total-timesteps 432"
@@ -116,7 +118,7 @@ def play(jobs):
             if x.dim() != 3 or not arranged:
                 return randn_like(x)
             steps.append(1)
-            columns = global_columns(x.shape[1], AGENTS[name])
+            columns = global_columns(x.shape[1], 1 if name == "pbt" else AGENTS[name])  # whose agents act one by one
             generator = torch.Generator().manual_seed(len(steps))
             return torch.randn(len(columns) * distributed.WORLD_SIZE, x.shape[2], generator=generator)[columns][None]
 
@@ -137,7 +139,7 @@ def play(jobs):
 
         def recorded_clip(parameters, *args):
             parameters = list(parameters)
-            gradients.append(torch.cat([parameter.grad.flatten() for parameter in parameters]))
+            gradients.append(torch.cat([p.grad.flatten() for p in parameters if p.grad is not None]))
             return clip(parameters, *args)
 
         def recorded_run(args, state, saved=None):
@@ -231,6 +233,8 @@ def test_all_processes_have_the_same_learner_and_their_own_environments(name, fo
     assert a["env"]["difficulty"] == b["env"]["difficulty"] == 1.0  # rank 0's curriculum
     for key in ("obs", "lstm_state"):
         assert not torch.equal(a[key], b[key])
+    if name == "pbt":
+        assert a["last_copy"] == b["last_copy"] > 0
     if name == "epo":
         assert a["lineage_stats"]["generation"] > 1
         assert same(a["lineage_stats"], b["lineage_stats"])
@@ -258,8 +262,8 @@ def test_resumed_with_another_number_of_processes_begins_new_episodes(name, fold
     assert capsys.readouterr().out.splitlines().count(line) == 1
     assert saved["iteration"] == 5 and saved["global_step"] == 2160 and saved["other_processes"] == []
     assert saved["state"]["obs"].shape == (48, 3)
-    count = checkpoint(run)["state"]["agent"]["obs_rms.count"]
-    assert saved["state"]["agent"]["obs_rms.count"] == count + 48 * 9  # the learner went on
+    key, shares = ("0.obs_rms.count", 4) if name == "pbt" else ("obs_rms.count", 1)
+    assert saved["state"]["agent"][key] - checkpoint(run)["state"]["agent"][key] == 48 * 9 / shares  # it went on
     assert saved["state"]["env"]["difficulty"] == 1.0
 
 

@@ -28,14 +28,14 @@ from tests.conftest import TINY as DRIFT_TINY
 from tests.conftest import Drift, documents, every_script, parse, the_run, tuned
 from tests.scripts.conftest import ROOT, start, train
 
-SCRIPTS = {"ppo": ppo, "sapg": sapg, "cpo": cpo, "epo": epo}
+SCRIPTS = {"ppo": ppo, "sapg": sapg, "cpo": cpo, "epo": epo, "pbt": pbt}
 TINY = {  # two iterations; the papers' LSTM is switched on and off by NETWORKS
     "Moat": "--env-id Moat --num-envs 64 --total-timesteps 2048",
     "Cartpole": "--env-id Cartpole --num-envs 64 --total-timesteps 2048",
     "AllegroKukaRegrasping": "--env-id AllegroKukaRegrasping --num-envs 8 --num-minibatches 2 --total-timesteps 256",
 }
 NETWORKS = {"mlp": "--no-lstm --hidden-sizes 16 16", "lstm": "--lstm --lstm-size 16 --hidden-sizes 16"}
-POPULATION = {ppo: "", sapg: "--num-agents 4", cpo: "--num-agents 4", epo: "--num-agents 4"}
+POPULATION = {ppo: "", **dict.fromkeys((sapg, cpo, epo, pbt), "--num-agents 4")}
 NUMBER = r"-?[\d.]+"
 PROGRESS = re.compile(
     rf" *(?P<steps>[\d,]+) steps \| (return +{NUMBER} \| objective +{NUMBER}"
@@ -118,18 +118,20 @@ def test_before_the_first_episode_ends_the_terminal_shows_the_reward_per_step(sc
 def documented(script):
     """The keys that docs/algorithms.md promises for a script."""
     rows = re.findall(r"^\| (`\w+/.*?) \| (.*) \|$", (ROOT / "docs" / "algorithms.md").read_text(), re.MULTILINE)
-    others = {"CPO:": cpo, "EPO:": epo, "EPO,": epo, "PBT:": None, "PBT,": None}  # pbt.py's: in test_pbt.py
+    others = {"CPO:": cpo, "EPO:": epo, "EPO,": epo, "PBT:": pbt, "PBT,": pbt}
     keys = [key for cell, meaning in rows if others.get(meaning[:4], script) is script for key in cell.split(", ")]
-    return {key.strip("`") for key in keys if script is not ppo or not key.startswith("`population")}
+    keys += [f"pbt/{name}_{end}" for name in pbt.MUTATED for end in ("min", "max") if script is pbt]  # "likewise"
+    not_its_own = {ppo: "`population", pbt: "`population/(?!objective)"}.get(script, "none")  # of shared networks
+    return {key.strip("`") for key in keys if not re.match(not_its_own, key)}
 
 
 @pytest.mark.parametrize("script, flags", [
     (ppo, ""), (sapg, ""), (cpo, "--adversarial-coef 0.1 --discriminator-sizes 8"),
-    (epo, "--ga-interval 0.1 --ga-warmup 0.1"),
-], ids=["ppo", "sapg", "cpo", "epo"])  # fmt: skip
+    (epo, "--ga-interval 0.1 --ga-warmup 0.1"), (pbt, "--pbt-start 1 --pbt-interval 1"),
+], ids=list(SCRIPTS))  # fmt: skip
 def test_what_is_logged_is_what_the_documents_say(script, flags):
     flags += " --no-cuda --env-id Moat --num-envs 64 --num-steps 32 --hidden-sizes 16 --total-timesteps 40960"
-    if script is not ppo:
+    if script not in (ppo, pbt):
         flags += " --diagnostics-interval 4"
     script.main(f"{flags} {POPULATION[script]}".split())
     events, steps = written(the_run()), [64 * 32 * i for i in range(1, 21)]

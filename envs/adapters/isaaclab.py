@@ -1,0 +1,90 @@
+"""`isaaclab:Isaac-Reorient-KukaAllegro`: the tasks of Isaac Lab 3. Written from the source of 3.0.0, not yet run."""
+
+import contextlib
+import io
+
+import gymnasium
+import isaaclab_tasks  # noqa: F401, registers them
+import torch
+from isaaclab.app import launch_simulation
+from isaaclab_tasks.utils import resolve_task_config
+
+from envs.adapters.adapter import Adapter, check_actions, check_known
+
+PPO = "rsl_rl_cfg_entry_point"  # in a task's registration: Isaac Lab's own PPO, which says what the actor observes
+
+
+class IsaacLab(Adapter):
+    """A task in its training configuration. Observations: all groups of the actor, with their noise and history.
+
+    KukaAllegro's are policy, proprio and perception. Actions without bounds are in the task's units, clamped to
+    [-1, 1], which Isaac Lab's training does not do. Isaac Lab resets within its step, and does not add the last step to
+    a history: its final observation is the one before. Objective: a hand's goals, KukaAllegro's success, the return.
+    """
+
+    engine_name = "isaaclab"
+    curriculum = ("control_steps", "difficulty")  # KukaAllegro's difficulty: in [0, 1], averaged over environments
+
+    @staticmethod
+    def check(name):
+        """Raises ValueError (one line) where Isaac Lab has no task `name` for RSL-RL."""
+        known = [task for task, spec in gymnasium.registry.items() if PPO in spec.kwargs]
+        check_known(name, known, " Only tasks that RSL-RL can train are known.")
+
+    def __init__(self, name, num_envs, device, seed):
+        super().__init__(num_envs, device, seed)
+        with contextlib.redirect_stdout(io.StringIO()):  # tables of all terms
+            config, ppo = resolve_task_config(name, PPO, overrides=[])
+            config.scene.num_envs, config.sim.device, config.seed = num_envs, str(self.device), self.seeds[0]
+            config.compute_final_obs = True
+            self.simulation = launch_simulation(config, {"visualizer": []})
+            self.simulation.__enter__()
+            self.env = gymnasium.make(name, cfg=config).unwrapped
+        check_actions(self.env.single_action_space)
+        self.set_action_space(self.env.single_action_space)
+        self.groups = ppo.obs_groups["actor"] if isinstance(ppo.obs_groups, dict) else ["policy"]
+        self.num_obs = sum(self.env.single_observation_space[group].shape[0] for group in self.groups)
+        self.max_episode_steps = self.env.max_episode_length
+        self.frame_rate = round(1.0 / self.env.step_dt)
+        self.control_steps, self.difficulty = torch.zeros((), dtype=torch.long), torch.zeros((), dtype=torch.float64)
+        self.adr = getattr(getattr(getattr(self.env, "curriculum_manager", None), "cfg", None), "adr", None)
+        self.reset_idx, self.env._reset_idx = self.env._reset_idx, self.score_and_reset
+
+    def flatten(self, obs):
+        return torch.cat([obs[group].float() for group in self.groups], 1)
+
+    def score_and_reset(self, env_ids):
+        """In the place of the task's `_reset_idx`: the last time that the successes of ending episodes can be read."""
+        score, rewards = getattr(self.env, "successes", None), getattr(self.env, "reward_manager", None)
+        if rewards is not None and "success" in rewards.active_terms:
+            score = getattr(rewards.get_term_cfg("success").func, "succeeded", None)
+        self.score = None if score is None else score.float().clone()
+        if self.adr and self.adr.func.difficulty_frac != self.difficulty.item():  # a checkpoint's
+            level = self.difficulty.item() * self.adr.params["max_difficulty"]
+            self.adr.func.set_state(torch.full_like(self.adr.func.get_state(), level))
+        self.reset_idx(env_ids)
+        self.difficulty.fill_(self.adr.func.difficulty_frac if self.adr else 0.0)
+
+    def reset(self):
+        self.next_obs = self.flatten(self.env.reset()[0])
+        super().reset()
+        self.env.episode_length_buf.copy_(self.episode_step)  # staggered in training
+        return self.obs
+
+    def reset_where(self, mask):
+        self.obs = self.next_obs  # the same as before where nothing ended
+
+    def advance(self, action):
+        self.env.common_step_counter = self.control_steps.item()
+        obs, reward, terminated, time_outs, extras = self.env.step(self.to_bounds(action).float())
+        self.control_steps += 1
+        ended, self.next_obs = terminated | time_outs, self.flatten(obs)
+        self.obs = torch.where(ended[:, None], self.flatten(extras.get("final_obs", obs)), self.next_obs)
+        self.episode_step.copy_(self.env.episode_length_buf.clamp(max=self.max_episode_steps - 1))  # no end of our own
+        return reward, terminated, time_outs
+
+    def objective(self):
+        return self.episode_return if self.score is None else self.score
+
+    def metrics(self):
+        return dict(self.env.extras.get("log", {}))
