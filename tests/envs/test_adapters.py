@@ -148,9 +148,8 @@ gymnasium.register("Mine-v0", Mine, max_episode_steps=4)
 """
 
 
-def test_an_environment_that_a_users_package_registers(tmp_path, monkeypatch):
+def test_an_environment_that_a_users_package_registers(tmp_path):
     (tmp_path / "my_package.py").write_text(MINE)
-    monkeypatch.chdir(tmp_path)
     env = envs.make("gymnasium:my_package:Mine-v0", 2)
     assert (env.num_obs, env.num_actions, env.max_episode_steps) == (2, 1, 4)
     assert env.reset().tolist() == [[0.0, 0.0]] * 2
@@ -187,8 +186,7 @@ TINY = "--no-cuda --num-envs 8 --num-steps 32 --num-minibatches 2 --hidden-sizes
 
 
 @every_adapter
-def test_training_resuming_and_evaluating(env_id, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_training_resuming_and_evaluating(env_id, capsys):
     ppo.main(f"--env-id {env_id} {TINY} --total-timesteps 512".split())
     name, out = env_id.split(":")[0], capsys.readouterr().out
     assert f"{env_id}: engine {name}" in out and "512 steps | return" in out
@@ -208,8 +206,7 @@ ENVPOOL = [task for task in hyperparameters.PPO if task.startswith("envpool:")]
 @pytest.mark.parametrize("script, env_id", [
     *((ppo, env_id) for env_id in ENVPOOL), *((script, ENVPOOL[0]) for script in (sapg, cpo, epo)),
 ])  # fmt: skip
-def test_tuned_rows_train(script, env_id, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_tuned_rows_train(script, env_id, capsys):
     args = parse(script, f"--no-cuda --env-id {env_id}")
     assert args.num_envs * args.num_steps % args.num_minibatches == 0
     few = getattr(args, "num_agents", 8)  # environments: a Spot takes 50 MB

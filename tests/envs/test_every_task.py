@@ -43,8 +43,7 @@ def test_sizes(env_id):
 
 
 @every_task
-def test_a_world_whose_physics_breaks_earns_nothing_and_begins_anew(env_id, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)  # MuJoCo writes MUJOCO_LOG.TXT where it runs
+def test_a_world_whose_physics_breaks_earns_nothing_and_begins_anew(env_id):
     env = started(env_id, 3)
     second, too_fast = torch.tensor([False, True, False]), torch.full_like(env.engine.qvel, 1e15)
     env.engine.set_state(second, env.engine.qpos.clone(), too_fast)
@@ -88,8 +87,7 @@ def play_long(env_id, num_envs, num_steps):
 
 
 @pytest.mark.parametrize("env_id", ["AllegroHand", "Ant", "Anymal", "FrankaCubeStack", "Humanoid", "ShadowHand"])
-def test_a_thousand_steps_stay_finite_and_make_no_warning(env_id, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_a_thousand_steps_stay_finite_and_make_no_warning(env_id, tmp_path):
     idle, acting = play_long(env_id, 8, 1000).split(4)
     assert acting.sum() >= 4 and (idle.sum() >= 4) != (env_id == "Anymal")  # which stands
     assert not list(tmp_path.iterdir())
@@ -98,8 +96,7 @@ def test_a_thousand_steps_stay_finite_and_make_no_warning(env_id, tmp_path, monk
 @pytest.mark.slow
 @pytest.mark.mujoco_cpu
 @pytest.mark.parametrize("env_id", [env_id for env_id in SIZES if "Kuka" in env_id])
-def test_two_thousand_steps_of_allegro_kuka_make_no_warning(env_id, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_two_thousand_steps_of_allegro_kuka_make_no_warning(env_id, tmp_path):
     assert (play_long(env_id, 32, 2000) >= 2).all() and not list(tmp_path.iterdir())
 
 

@@ -1,20 +1,14 @@
-"""What tests of scripts share: an empty working directory, processes, checkpoints compared bit by bit."""
+"""What tests of scripts share: processes, checkpoints compared bit by bit."""
 
 import os
 import pathlib
 import subprocess
 import sys
 
-import pytest
 import torch
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-
-
-@pytest.fixture(autouse=True)
-def empty_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
 
 
 def start(script, flags, **options):
