@@ -102,13 +102,24 @@ def the_run(folder="."):
     return run
 
 
-def scalars(run, key):
-    """What the run's TensorBoard log has under `key`: events with step and value."""
+def written(run):
+    """The run's whole TensorBoard log."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # slow, not for every process
 
-    log = EventAccumulator(str(run), size_guidance={"scalars": 0})
+    log = EventAccumulator(str(run), size_guidance=dict.fromkeys(("scalars", "tensors", "images", "histograms"), 0))
     log.Reload()
-    return log.Scalars(key)
+    return log
+
+
+def scalars(run, key):
+    """What the run's TensorBoard log has under `key`: events with step and value."""
+    return written(run).Scalars(key)
+
+
+@pytest.fixture(autouse=True)
+def empty_folder(tmp_path, monkeypatch):
+    """Where runs are written, and MuJoCo's MUJOCO_LOG.TXT."""
+    monkeypatch.chdir(tmp_path)
 
 
 @pytest.fixture(autouse=True)
@@ -128,8 +139,8 @@ def float64(monkeypatch):
 
 
 @pytest.fixture
-def train(tmp_path, monkeypatch):
-    """train(script, flags) runs script.main(flags) in an empty folder and returns what happened:
+def train(monkeypatch):
+    """train(script, flags) runs script.main(flags) and returns what happened:
 
     agent, optimizer     the script's own, at the end of the run; args: the run's
     steps[t]             obs, action, logprob, reward, terminated, truncated, final_obs, next_obs, objective and
@@ -143,7 +154,6 @@ def train(tmp_path, monkeypatch):
     generations[i]       iteration, fitness, lineage, latents, parameter of the i-th genetic algorithm step
     discriminators[i]    cpo's in iteration i, before its step
     """
-    monkeypatch.chdir(tmp_path)
 
     def train(script, flags):
         lists = "steps", "minibatches", "sampled", "logged", "kls", "generations", "discriminators"

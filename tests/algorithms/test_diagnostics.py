@@ -55,33 +55,3 @@ def test_lineage_counts_from_the_followers_mean():
     scalars = stats.scalars()
     assert scalars["evolution/child_success"] == 0.5  # the second did no better than whom it replaced
     assert math.isnan(scalars["evolution/heritability"]) and stats.generation == 1
-
-
-def test_lineage_goes_on_from_its_state():
-    stats, copy = LineageStats(), LineageStats()
-    fitness = torch.tensor([100.0, 1.0, 2.0, 3.0, 6.0])
-    stats.record([(1, 3, 4)], fitness)
-    stats.complete(fitness)
-    stats.record([(2, 3, 4)], fitness)
-    copy.load_state_dict(stats.state_dict())
-    assert (copy.generation, copy.pending, copy.completed) == (2, stats.pending, stats.completed)
-    assert copy.pending and copy.completed and stats.record([], fitness) == copy.record([], fitness)
-
-
-@pytest.mark.parametrize("inherited, low, high", [(0.0, -0.15, 0.15), (1.0, 0.9, 1.0)])
-def test_heritability(inherited, low, high):
-    """Of fitness that is noise, 0; of fitness that children have from their parents, near 1."""
-    torch.manual_seed(0)
-    stats = LineageStats()
-    for generation in range(400):
-        fitness = torch.randn(9) + generation  # all get better and better: no heredity
-        i, j = (1 + torch.randperm(8)[:2]).tolist()
-        child = min(set(range(1, 9)) - {i, j})
-        stats.record([(child, i, j)], fitness)
-        later = torch.randn(9) + generation + 5.0
-        own = (fitness[i] + fitness[j]) / 2 - fitness[1:].mean()
-        if inherited:
-            later = torch.full((9,), generation + 5.0)
-            later[child] += own
-        stats.complete(later)
-    assert low <= stats.scalars()["evolution/heritability"] <= high

@@ -101,7 +101,7 @@ def test_the_action_noise_comes_back_from_its_bound(train, script, monkeypatch):
 
 @every_script
 @pytest.mark.parametrize("network", ["--no-lstm", "--lstm --lstm-size 8"])
-def test_a_rollout_step_and_a_minibatch_launch_few_operators(script, network, tmp_path, monkeypatch):
+def test_a_rollout_step_and_a_minibatch_launch_few_operators(script, network, monkeypatch):
     """Beside the environment's own; no episode ends. Each costs the host of a GPU microseconds (docs/engines.md)."""
     step, clip, before, after, minibatches = VectorEnv.step, torch.nn.utils.clip_grad_norm_, [], [], []
 
@@ -115,7 +115,6 @@ def test_a_rollout_step_and_a_minibatch_launch_few_operators(script, network, tm
         minibatches.append(waits.launches)
         return clip(*args)
 
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(Moat, "max_episode_steps", 1_000_000)
     monkeypatch.setattr(VectorEnv, "step", counted_step)
     monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", counted_clip)

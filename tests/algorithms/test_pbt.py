@@ -11,7 +11,7 @@ import torch
 import pbt
 import ppo
 from tests.conftest import TINY, Drift, the_run
-from tests.scripts.conftest import checkpoint, empty_folder, same  # noqa: F401, a fixture of all tests here
+from tests.scripts.conftest import checkpoint, same
 from tests.scripts.test_distributed import ended, launch
 
 AGENTS = f"{TINY} --num-agents 4 --pbt-start 1 --pbt-interval 1"

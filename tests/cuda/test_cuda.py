@@ -29,11 +29,6 @@ OWN = {
 every_network = pytest.mark.parametrize("network", ["--no-lstm", "--lstm"])
 
 
-@pytest.fixture(autouse=True)
-def empty_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-
-
 def train(script, flags, iterations=3, env_id=DRIFT):
     script.main(f"{SIZES} {OWN[script]} --env-id {env_id} --total-timesteps {iterations * 24 * 9} {flags}".split())
     return the_run()

@@ -1,10 +1,9 @@
 """A stub of Isaac Gym Preview 4 and IsaacGymEnvs 1.5.1, neither of which can be installed here.
 
-When things happen within a step, what is returned and what is overwritten later follow isaacgymenvs/tasks; sizes and
-episode lengths follow its configuration. The physics is a point on a line, so that every number can be worked out by
-hand: x <- x + 0.25 * a, a the first action. It has fallen below -2. The goals of an episode are at 1, -1, 1, ...
-Observations begin with episode / 512, progress / 512, x, goal, a random number drawn at the reset; the rest is 0.
-The reward is episode + x, and more at a goal.
+When things happen within a step, what is returned and what is overwritten later follow isaacgymenvs/tasks; episode
+lengths follow its configuration. The physics is a point on a line, so that every number can be worked out by hand:
+x <- x + 0.25 * a, a the only action. It has fallen below -2. The goals of an episode are at 1, -1, 1, ...
+An observation is episode / 512, progress / 512, x, goal; the reward is episode + x, and more at a goal.
 
 Dexterous tasks execute a pending reset before the action, so the action chosen on seeing the last observation of an
 episode moves the next one. The others execute it after physics, so that action is lost: progress and x are 0.
@@ -22,12 +21,11 @@ class VecTask:
     """A task that resets after physics. The first step executes the first reset; reset() resets nothing."""
 
     def __init__(self, cfg):
-        env = cfg["env"]
-        n, self.num_obs, self.num_actions = env["numEnvs"], env["numObservations"], env["numActions"]
-        self.device, self.name, self.max_episode_length = "cpu", cfg["name"], env["episodeLength"]
+        n, self.max_episode_length = cfg["env"]["numEnvs"], cfg["env"]["episodeLength"]
+        self.device, self.num_obs, self.num_actions = "cpu", 4, 1
         self.obs_buf, self.rew_buf = torch.zeros(n, self.num_obs), torch.zeros(n)
         self.reset_buf, self.progress_buf = torch.ones(n, dtype=torch.long), torch.zeros(n, dtype=torch.long)
-        self.x, self.draw, self.episode, self.goal = torch.zeros(4, n)
+        self.x, self.episode, self.goal = torch.zeros(3, n)
         self.obs_dict, self.extras = {}, {}  # the same two at every step
 
     def step(self, actions):
@@ -58,14 +56,12 @@ class VecTask:
 
     def reset_idx(self, ids):
         self.x[ids] = 0.0
-        self.draw[ids] = torch.rand(len(ids))  # torch's global generator: the seed given to make is not used
         self.episode[ids] += 1
         self.progress_buf[ids] = 0
         self.reset_buf[ids] = 0
 
     def compute_observations(self):
-        columns = [self.episode / SCALE, self.progress_buf / SCALE, self.x, self.goal, self.draw]
-        self.obs_buf[:, :5] = torch.stack(columns, 1)[:, : self.num_obs]
+        self.obs_buf[:] = torch.stack([self.episode / SCALE, self.progress_buf / SCALE, self.x, self.goal], 1)
 
     def check_termination(self):
         ends = (self.x < -2.0) | (self.progress_buf >= self.max_episode_length - 1)
@@ -124,21 +120,18 @@ class AllegroKuka(Hand):
         self.extras["true_objective"] = self.successes.clone()
 
 
-HAND = {"maxConsecutiveSuccesses": 0}
-KUKA = {"maxConsecutiveSuccesses": 50, "subtask": ""}
-TASKS = {  # file of cfg/task -> (class, observations, actions, episode length, more of its section env)
-    "AllegroHand": (Hand, 88, 16, 600, HAND),
-    "AllegroKuka": (AllegroKuka, None, 23, 600, KUKA),
-    "AllegroKukaTwoArmsLSTM": (AllegroKuka, None, 46, 600, {**KUKA, "numArms": 2}),
-    "Ant": (VecTask, 60, 8, 1000, {}),
-    "Anymal": (Anymal, 48, 12, 2500, {}),
-    "Cartpole": (VecTask, 4, 1, 500, {}),
-    "FrankaCubeStack": (VecTask, 19, 7, 300, {}),
-    "Humanoid": (VecTask, 108, 21, 1000, {}),
-    "ShadowHand": (Hand, 211, 20, 600, HAND),
+TASKS = {  # file of cfg/task -> (class, episode length)
+    "AllegroHand": (Hand, 600),
+    "AllegroKuka": (AllegroKuka, 600),
+    "AllegroKukaTwoArmsLSTM": (AllegroKuka, 600),
+    "Ant": (VecTask, 1000),
+    "Anymal": (Anymal, 2500),
+    "Cartpole": (VecTask, 500),
+    "FrankaCubeStack": (VecTask, 300),
+    "Humanoid": (VecTask, 1000),
+    "ShadowHand": (Hand, 600),
 }
 SUBTASKS = {"reorientation": {}, "regrasping": {"episodeLength": 300}, "throw": {"episodeLength": 300}}
-KUKA_OBSERVATIONS = {(23, True): 117, (23, False): 99, (46, True): 196, (46, False): 169}  # (actions, reorientation?)
 
 
 def write_packages(folder, env):
@@ -146,23 +139,18 @@ def write_packages(folder, env):
 
     env: changes to the section `env` of a file of cfg/task, e.g. {"Ant": {"episodeLength": 8}}.
     """
-    (folder / "isaacgym").mkdir()
-    (folder / "isaacgym" / "__init__.py").write_text("")
-    (folder / "isaacgym" / "gymapi.py").write_text(
-        "import sys\n"
-        "if 'torch' in sys.modules:\n"
-        "    raise ImportError('PyTorch was imported before isaacgym modules.\\nPlease import torch after them.')\n"
-    )
     cfg = folder / "isaacgymenvs" / "cfg"
     (cfg / "task" / "env").mkdir(parents=True)
+    (folder / "isaacgym").mkdir()
+    (folder / "isaacgym" / "gymapi.py").touch()
     (folder / "isaacgymenvs" / "__init__.py").write_text("from tests.engines.isaacgym_stub import make\n")
     (cfg / "config.yaml").write_text("num_envs: ''\ndefaults: [{task: Ant}, _self_]\n")
-    for name, (_, num_obs, num_actions, length, more) in TASKS.items():
+    for name, (_, length) in TASKS.items():
         content = {"name": name.replace("LSTM", ""), "defaults": ["_self_"]}
         if "Kuka" in name:
             content["defaults"].append({"env": "reorientation"})
-        content["env"] = {"numEnvs": "${...num_envs}", "numObservations": num_obs, "numActions": num_actions}
-        content["env"].update({"episodeLength": length, **more, **env.get(name, {})})
+        content["env"] = {"numEnvs": "${...num_envs}", "episodeLength": length}
+        content["env"].update({"maxConsecutiveSuccesses": 50 if "Kuka" in name else 0, **env.get(name, {})})
         (cfg / "task" / f"{name}.yaml").write_text(json.dumps(content))
     for name, content in SUBTASKS.items():
         shortened = env.get("AllegroKuka", {})
@@ -172,14 +160,7 @@ def write_packages(folder, env):
 calls = []  # the arguments of every make()
 
 
-def make(
-    seed, task, num_envs, sim_device, rl_device, graphics_device_id=-1, headless=False, multi_gpu=False,
-    virtual_screen_capture=False, force_render=True, cfg=None,
-):  # fmt: skip
+def make(seed, task, num_envs, sim_device, rl_device, headless, force_render, cfg):
     """isaacgymenvs.make, which ignores task and num_envs if it is given a configuration."""
     calls.append(dict(locals()))
-    config = OmegaConf.to_container(cfg.task, resolve=True)
-    env = config["env"]
-    if env["numObservations"] is None:
-        env["numObservations"] = KUKA_OBSERVATIONS[env["numActions"], env["subtask"] == "reorientation"]
-    return TASKS[task][0](config)
+    return TASKS[task][0](OmegaConf.to_container(cfg.task, resolve=True))

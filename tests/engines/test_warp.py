@@ -7,7 +7,6 @@ contract of all tasks on it.
 import gc
 import importlib.metadata
 import weakref
-from types import SimpleNamespace
 
 import mujoco
 import numpy as np
@@ -23,6 +22,7 @@ from tests.conftest import the_run
 from tests.engines.test_engines import controls, make_spec, run, settle
 from tests.envs.test_allegro_kuka_grasp import GRASP, LIFT, RESTING_HEIGHT, START
 from tests.envs.test_contract import Waits
+from tests.scripts.conftest import assert_same_state, checkpoint
 
 pytest.importorskip("mujoco_warp")
 import warp as wp  # noqa: E402
@@ -124,16 +124,6 @@ def test_without_graphs_a_step_is_the_same(monkeypatch, capsys):
         assert torch.equal(engine.qpos, eager.qpos) and torch.equal(engine.body_linvel, eager.body_linvel)
 
 
-@pytest.mark.parametrize("is_cuda, pools, driver, problem", [
-    (False, False, None, None), (True, True, (12, 4), None), (True, False, (13, 0), "the GPU has no memory pools"),
-    (True, True, (12, 2), "the driver must be of CUDA 12.4 or later, this is 12.2"),
-])  # fmt: skip
-def test_what_graphs_need(is_cuda, pools, driver, problem, monkeypatch):
-    monkeypatch.setattr(wp._src.context.runtime, "driver_version", driver)
-    device = SimpleNamespace(is_cuda=is_cuda, is_mempool_enabled=pools)
-    assert mujoco_warp.find_graph_problem(device) == problem
-
-
 def test_no_garbage_is_collected_into_a_graph():
     """An engine is no cycle, so that its graphs are not left to the garbage collector."""
     engine, collected = make(), []
@@ -215,20 +205,14 @@ def test_a_control_that_is_not_finite_breaks_its_world_and_is_raised_with_the_ne
 # ---------------------------------------------------------------- scripts
 
 
-def test_a_run_and_its_resumption(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_a_run_and_its_resumption(capsys):
     ppo.main(f"{CARTPOLE} --total-timesteps 256".split())
     assert "\nCartpole: engine warp, cpu, 8 environments" in capsys.readouterr().out
-    whole = the_run(tmp_path)
-    state = torch.load(whole / "checkpoint.pt", weights_only=True)
-    (tmp_path / "half").mkdir()
-    monkeypatch.chdir(tmp_path / "half")
+    whole = checkpoint(the_run())
+    the_run().rename("whole")
     ppo.main(f"{CARTPOLE} --total-timesteps 128".split())
-    half = the_run(tmp_path / "half")
-    ppo.main(f"{CARTPOLE} --total-timesteps 256 --resume {half}".split())
-    resumed = torch.load(half / "checkpoint.pt", weights_only=True)
-    assert torch.equal(state["state"]["env"]["engine"]["state"], resumed["state"]["env"]["engine"]["state"])
-    assert all(torch.equal(x, resumed["state"]["agent"][key]) for key, x in state["state"]["agent"].items())
+    ppo.main(f"{CARTPOLE} --total-timesteps 256 --resume {the_run()}".split())
+    assert_same_state(whole, checkpoint(the_run()))
 
 
 def test_auto_takes_warp_on_a_gpu_alone():

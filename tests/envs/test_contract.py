@@ -328,8 +328,7 @@ class Broken(Drift):
     def advance(self, action):
         reward, failed, late = super().advance(action)
         self.hidden[0] += 1.0
-        reward = {"column": reward[:, None], "nan": reward / 0.0 * 0.0}.get(self.mistake, reward)
-        return reward, failed.float() if self.mistake == "float" else failed, late
+        return reward / 0.0 if self.mistake == "infinite" else reward, failed, late
 
     def observe(self):
         obs = super().observe()
@@ -339,12 +338,11 @@ class Broken(Drift):
 @pytest.mark.parametrize("mistake, message", [
     ("action", "changes the action"), ("done", "running episode"), ("final", "final_obs differs"),
     ("both", "both terminated and truncated"), ("double", "observation of reset.. is .torch.float64"),
-    ("column", None), ("float", None), ("nan", "not finite"), ("reset", "final_obs differs"),
-    ("state", "not all of the"),
+    ("infinite", "not finite"), ("reset", "final_obs differs"), ("state", "not all of the"),
 ])  # fmt: skip
 def test_a_mistake_is_found(mistake, message):
     env = Broken(mistake)
-    with pytest.raises((AssertionError, RuntimeError, TypeError), match=message):
+    with pytest.raises(AssertionError, match=message):
         check_env(env, 50)
         check_state(env)
 
@@ -358,24 +356,10 @@ def test_the_command(monkeypatch, capsys):
 # ---------------------------------------------------------------- make
 
 
-@pytest.mark.parametrize("env_id, options, message", [
-    ("AllegroKukaRegrasp", {}, "^did you mean AllegroKukaRegrasping"),
-    ("nowhere:Task", {}, "^no module named nowhere; must be package.module:Class$"),
-    ("envs.tasks.moat:Goat", {}, "^envs.tasks.moat has no class Goat; must be package.module:Class$"),
-    ("Cartpole", dict(engine="physx"), "^not an engine; valid here: auto, mujoco"),
-    ("Moat", dict(engine="mujoco"), "^must be auto, this task steps itself$"),
-    ("Moat", dict(num_envs=0), "^num_envs 0: must be at least 1$"),
-])  # fmt: skip
-def test_what_cannot_be_made(env_id, options, message):
-    with pytest.raises(ValueError, match=message):
-        envs.make(env_id, **{"num_envs": 1, **options})
-
-
 def test_a_task_of_ones_own_is_found_in_the_working_directory_but_hides_no_package(tmp_path, monkeypatch):
     methods = "def __init__(self, *args): self.args = args\n    reset = step = None\n"
     (tmp_path / "found_here.py").write_text(f"import av\nclass Task:\n    {methods}")
     (tmp_path / "av").mkdir()
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
     assert envs.make("found_here:Task", 5, "cpu", 7).args == (5, "cpu", 7)
     assert str(tmp_path) not in sys.modules["av"].__path__

@@ -1,4 +1,4 @@
-"""What holds for all tasks on a physics engine: sizes, long rollouts, broken worlds, pictures, and a digest of each."""
+"""What holds for all tasks on a physics engine: control periods, long rollouts, broken worlds, pictures, and a digest of each."""
 
 import numpy as np
 import pytest
@@ -7,44 +7,21 @@ import torch
 import envs
 from tests.envs.helpers import random_actions, started
 
-# env id: observation, action, max_episode_steps, control period (s)
-SIZES = {
-    "AllegroHand": (88, 16, 600, 2 * 0.01667),
-    "AllegroKukaRegrasping": (99, 23, 400, 0.01667),
-    "AllegroKukaReorientation": (117, 23, 600, 0.01667),
-    "AllegroKukaThrow": (99, 23, 300, 0.01667),
-    "AllegroKukaTwoArmsRegrasping": (169, 46, 400, 0.01667),
-    "AllegroKukaTwoArmsReorientation": (196, 46, 600, 0.01667),
-    "AllegroKukaTwoArmsReorientationBarrier": (196, 46, 600, 0.01667),
-    "AllegroKukaTwoArmsReorientationHole": (196, 46, 600, 0.01667),
-    "AllegroKukaTwoArmsReorientationPartition": (196, 46, 600, 0.01667),
-    "Ant": (60, 8, 1000, 0.0166),
-    "Anymal": (48, 12, 2500, 0.02),
-    "Cartpole": (4, 1, 500, 0.0166),
-    "FrankaCubePush": (19, 7, 300, 0.01667),
-    "FrankaCubeStack": (19, 7, 300, 0.01667),
-    "Humanoid": (108, 21, 1000, 0.0166),
-    "ShadowHand": (211, 20, 600, 0.01667),
-}
+TASKS = [env_id for env_id in envs.TASKS if env_id not in envs.PURE_TORCH and not env_id.endswith("HeldStarts")]
+PERIOD = {"AllegroHand": 2 * 0.01667, "Ant": 0.0166, "Anymal": 0.02, "Cartpole": 0.0166, "Humanoid": 0.0166}  # s
 OBS_LIMIT = {"Allegro": 10.0, "AllegroHand": 5.0, "Anymal": 5.0, "Franka": 5.0, "Shadow": 5.0}  # the longest prefix
-every_task = pytest.mark.parametrize("env_id", SIZES)
-
-
-def test_every_task_is_here():
-    inherited = {env_id for env_id in envs.TASKS if env_id.endswith("HeldStarts")}
-    assert set(SIZES) == set(envs.TASKS) - set(envs.PURE_TORCH) - inherited
+every_task = pytest.mark.parametrize("env_id", TASKS)
 
 
 @every_task
-def test_sizes(env_id):
-    env = envs.make(env_id, 2)
-    period = env.engine.substeps * env.engine.timestep
-    assert (env.num_obs, env.num_actions, env.max_episode_steps, pytest.approx(period)) == SIZES[env_id]
+def test_control_period(env_id):
+    """Sizes: tests/repository/test_repository.py, against the documents' table."""
+    engine = envs.make(env_id, 2).engine
+    assert engine.substeps * engine.timestep == pytest.approx(PERIOD.get(env_id, 0.01667))
 
 
 @every_task
-def test_a_world_whose_physics_breaks_earns_nothing_and_begins_anew(env_id, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)  # MuJoCo writes MUJOCO_LOG.TXT where it runs
+def test_a_world_whose_physics_breaks_earns_nothing_and_begins_anew(env_id):
     env = started(env_id, 3)
     second, too_fast = torch.tensor([False, True, False]), torch.full_like(env.engine.qvel, 1e15)
     env.engine.set_state(second, env.engine.qpos.clone(), too_fast)
@@ -88,8 +65,7 @@ def play_long(env_id, num_envs, num_steps):
 
 
 @pytest.mark.parametrize("env_id", ["AllegroHand", "Ant", "Anymal", "FrankaCubeStack", "Humanoid", "ShadowHand"])
-def test_a_thousand_steps_stay_finite_and_make_no_warning(env_id, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_a_thousand_steps_stay_finite_and_make_no_warning(env_id, tmp_path):
     idle, acting = play_long(env_id, 8, 1000).split(4)
     assert acting.sum() >= 4 and (idle.sum() >= 4) != (env_id == "Anymal")  # which stands
     assert not list(tmp_path.iterdir())
@@ -97,9 +73,8 @@ def test_a_thousand_steps_stay_finite_and_make_no_warning(env_id, tmp_path, monk
 
 @pytest.mark.slow
 @pytest.mark.mujoco_cpu
-@pytest.mark.parametrize("env_id", [env_id for env_id in SIZES if "Kuka" in env_id])
-def test_two_thousand_steps_of_allegro_kuka_make_no_warning(env_id, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+@pytest.mark.parametrize("env_id", [env_id for env_id in TASKS if "Kuka" in env_id])
+def test_two_thousand_steps_of_allegro_kuka_make_no_warning(env_id, tmp_path):
     assert (play_long(env_id, 32, 2000) >= 2).all() and not list(tmp_path.iterdir())
 
 

@@ -202,14 +202,9 @@ def test_no_callbacks_no_registry_and_no_configuration_files(path):
 
 
 @every_script
-def test_a_script_subclasses_nothing_of_the_harness_and_hands_it_no_function_but_check_args(script):
-    tree, functions = parse(script), set(definitions(script)) - {"check_args", "Args"}
-    for node in ast.walk(tree):
-        assert not any("harness" in ast.unparse(base) for base in getattr(node, "bases", []))
-        if isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[0] in ("harness", "run", "episodes"):
-            given = [*node.args, *(keyword.value for keyword in node.keywords)]
-            assert not any(isinstance(part, ast.Lambda) for value in given for part in ast.walk(value))
-            assert not functions & set(map(ast.unparse, given)), ast.unparse(node)
+def test_a_script_subclasses_nothing_of_the_harness(script):
+    bases = [ast.unparse(base) for node in ast.walk(parse(script)) for base in getattr(node, "bases", [])]
+    assert not any("harness" in base for base in bases)
 
 
 # ---------------------------------------------------------------- requirements
@@ -235,20 +230,6 @@ def test_requirements_are_pinned_and_used_and_enough():
     lines = [line for path in ROOT.glob("requirements*.txt") for line in requirements(path.name)]
     python = r"(; python_version (<|>=) \"3\.\d+\")?"
     assert all(re.fullmatch(rf"[\w-]+==[\w.]+{python}|-r requirements[\w-]*\.txt", line) for line in lines)
-
-
-def test_isaac_gym_gets_versions_that_it_can_use():
-    versions = dict(line.split("==") for line in requirements("requirements-isaacgym.txt"))
-    numbers = {name: tuple(map(int, version.split("."))) for name, version in versions.items()}
-    assert numbers.keys() == {"numpy", "pillow", "tensorboard", "torch", "tyro"}  # the diagnostics' image needs Pillow
-    # the last of torch and Pillow with Python 3.8 are 2.4 and 10.4
-    assert numbers["numpy"] < (1, 24) and numbers["torch"] < (2, 5) and numbers["pillow"] < (11,)
-
-
-def test_ci_compiles_for_python_3_8_and_tests():
-    ci = (ROOT / ".ci" / "run").read_text()
-    assert "find ./*.py harness envs benchmarks " in ci and "requirements-dev.txt" in ci and "set -euo pipefail" in ci
-    assert ci.rstrip().splitlines()[-1] == "python -m pytest"
 
 
 # ---------------------------------------------------------------- README and docs/

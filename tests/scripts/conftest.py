@@ -1,20 +1,14 @@
-"""What tests of scripts share: an empty working directory, processes, checkpoints compared bit by bit."""
+"""What tests of scripts share: processes, checkpoints compared bit by bit."""
 
 import os
 import pathlib
 import subprocess
 import sys
 
-import pytest
 import torch
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-
-
-@pytest.fixture(autouse=True)
-def empty_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
 
 
 def start(script, flags, **options):
@@ -30,6 +24,14 @@ def train(script, flags):
     except SystemExit as end:
         return end.code if end.code is not None else 0
     return 0
+
+
+def refused(script, flags, capsys):
+    """The one line that a refused command prints."""
+    capsys.readouterr()
+    assert train(script, flags) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    return line
 
 
 def checkpoint(folder, name="checkpoint.pt"):

@@ -1,11 +1,8 @@
 """Checkpoints: k iterations, resumed for the rest, are the whole run; what contradicts one is refused in one line."""
 
-import importlib.util
 import os
 import pathlib
 import random
-import shutil
-import sys
 import time
 
 import numpy as np
@@ -18,9 +15,8 @@ import harness
 import pbt
 import ppo
 import sapg
-from envs.base import VectorEnv
 from tests.conftest import DRIFT, Drift, every_script, scalars, the_run
-from tests.scripts.conftest import ROOT, assert_same_state, checkpoint, train
+from tests.scripts.conftest import assert_same_state, checkpoint, refused, train
 
 POPULATION = "--num-agents 4 --latent-dim 5 --max-ent-coef 0.1 --diagnostics-interval 3"
 OWN = {
@@ -40,14 +36,6 @@ def command(script, task="Moat", network="mlp", iterations=8):
     fixed = f"--no-cuda --env-id {task} --num-envs {num_envs} --num-steps {num_steps} --num-minibatches 2 --seed 5"
     steps = iterations * num_envs * num_steps
     return f"{fixed} --update-epochs 2 {NETWORKS[network]} {OWN[script]} --total-timesteps {steps}"
-
-
-def refused(script, flags, capsys):
-    """The one line that a refused command prints."""
-    capsys.readouterr()
-    assert train(script, flags) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    return line
 
 
 # ---------------------------------------------------------------- resuming
@@ -133,19 +121,6 @@ def test_an_environment_that_cannot_restore_its_episodes_begins_new_ones(monkeyp
     assert len(begins) == 9 and begins[0].all()  # whose scores count for the fitness
 
 
-@pytest.mark.parametrize("name", ["2nd", "my run", "epo.v2"])
-def test_a_copy_of_a_script_resumes_under_its_own_name(name, monkeypatch):
-    shutil.copy(ROOT / "ppo.py", f"{name}.py")
-    spec = importlib.util.spec_from_file_location(name, f"{name}.py")
-    copy = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, name, copy)
-    spec.loader.exec_module(copy)
-    train(copy, command(ppo, iterations=1))
-    assert the_run().name.startswith(f"Moat__{name}__5__")
-    copy.main(["--no-cuda", "--resume", str(the_run()), "--total-timesteps", str(2 * STEPS)])
-    assert checkpoint(the_run())["iteration"] == 2
-
-
 def test_a_run_is_not_lost_where_an_environment_changes_the_working_directory(tmp_path, monkeypatch):
     (tmp_path / "elsewhere").mkdir()
     advance = Drift.advance
@@ -166,32 +141,23 @@ def test_two_runs_never_share_a_folder(monkeypatch):
 # ---------------------------------------------------------------- what cannot be resumed
 
 
-def test_checkpoints_hold_nothing_but_tensors_and_numbers():
-    train(epo, command(epo))
-    saved = checkpoint(the_run())  # loads with weights_only
-    assert saved.keys() == {"script", "args", "iteration", "global_step", "state", "random", "other_processes"}
-    assert saved["script"] == "epo" and (saved["iteration"], saved["global_step"]) == (8, 8 * STEPS)
-
-
 class Payload:
     def __reduce__(self):
         return os.mkdir, ("payload",)
 
 
 @pytest.mark.parametrize("damage, reason", [
-    ("truncated", "cannot be read"), ("empty", "cannot be read"), ("zeros", "cannot be read"),
-    ("code", "cannot be read"), ("path", "must be a checkpoint that ppo.py wrote"),
-    ("missing", "no such file"), ("folder", "no such file"),
+    ("truncated", "cannot be read"), ("code", "cannot be read"), ("path", "must be a checkpoint that ppo.py wrote"),
+    ("missing", "no such file"),
 ])  # fmt: skip
 def test_what_is_no_checkpoint_is_refused_and_runs_no_code(damage, reason, capsys):
     train(ppo, command(ppo, iterations=1))
-    data, saved, path = (the_run() / "checkpoint.pt").read_bytes(), checkpoint(the_run()), pathlib.Path("x.pt")
-    if damage in ("truncated", "empty", "zeros"):
-        path.write_bytes({"truncated": data[:1000], "empty": b"", "zeros": data[:1000] + bytes(len(data))}[damage])
-    elif damage == "folder":
-        path.mkdir()
+    path = pathlib.Path("x.pt")
+    if damage == "truncated":
+        path.write_bytes((the_run() / "checkpoint.pt").read_bytes()[:1000])
     elif damage != "missing":
-        torch.save({**saved, **({"args": Payload()} if damage == "code" else {"script": "../ppo"})}, path)
+        changed = {"args": Payload()} if damage == "code" else {"script": "../ppo"}
+        torch.save({**checkpoint(the_run()), **changed}, path)
     before = sorted(pathlib.Path().rglob("*"))
     line = refused(ppo, "--no-cuda --resume x.pt --total-timesteps 1000000", capsys)
     assert line.startswith("--resume x.pt") and reason in line
@@ -200,8 +166,7 @@ def test_what_is_no_checkpoint_is_refused_and_runs_no_code(damage, reason, capsy
 
 @pytest.mark.parametrize("flags, name", [
     ("--env-id Cartpole", "--env-id Cartpole"), ("--hidden-sizes 32", "--hidden-sizes (32,)"),
-    ("--num-envs 64", "--num-envs 64"), ("--learning-rate 0.1", "--learning-rate 0.1"), ("--seed 6", "--seed 6"),
-    ("--lstm", "--lstm True"), ("--total-timesteps 1024", "--total-timesteps 1024"),
+    ("--total-timesteps 1024", "--total-timesteps 1024"),
 ])  # fmt: skip
 def test_flags_that_contradict_the_checkpoint_are_refused(flags, name, capsys):
     train(ppo, command(ppo, iterations=2))
@@ -249,30 +214,20 @@ def test_an_optimizers_state_of_another_shape_is_refused():
 # ---------------------------------------------------------------- numbers that are not finite
 
 
-class Rotten(VectorEnv):
-    """After 40 steps a reward is not a number."""
-
-    num_obs, num_actions, max_episode_steps, steps = 2, 1, 10, 0
-
-    def reset_where(self, mask):
-        pass
-
-    def advance(self, action):
-        self.steps += 1
-        reward = action[:, 0].clone()
-        if self.steps > 40:
-            reward[1] = float("nan")
-        return reward, torch.zeros_like(reward, dtype=torch.bool), torch.zeros_like(reward, dtype=torch.bool)
-
-    def observe(self):
-        return torch.ones(self.num_envs, 2)
-
-
 @every_script
-def test_a_reward_that_is_not_a_number_stops_the_run_with_its_name(script):
-    flags = f"--no-cuda --env-id {__name__}:Rotten --num-envs 8 --num-steps 16 --num-minibatches 2 --hidden-sizes 8"
+def test_a_reward_that_is_not_a_number_stops_the_run_with_its_name(script, monkeypatch):
+    advance, steps = Drift.advance, []
+
+    def rotten(self, action):
+        reward, *ends = advance(self, action)
+        steps.append(1)
+        if len(steps) > 20:  # of 9 in an iteration
+            reward[1] = float("nan")
+        return reward, *ends
+
+    monkeypatch.setattr(Drift, "advance", rotten)
     with pytest.raises(FloatingPointError, match="^iteration 3: rewards not finite; the last checkpoint is from befo"):
-        train(script, f"{flags} {OWN[script]} --total-timesteps 1280 --checkpoint-interval 1e-9")
+        train(script, f"{command(script, DRIFT)} --checkpoint-interval 1e-9")
     saved = checkpoint(the_run())
     assert saved["iteration"] == 2 and all(x.isfinite().all() for x in saved["state"]["agent"].values())
 

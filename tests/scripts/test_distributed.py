@@ -19,8 +19,8 @@ import pbt
 import ppo
 import sapg
 from harness import distributed
-from tests.conftest import Drift, parse, scalars, the_run
-from tests.scripts.conftest import ENVIRONMENT, ROOT, assert_same_state, checkpoint, same
+from tests.conftest import Drift, scalars, the_run
+from tests.scripts.conftest import ENVIRONMENT, ROOT, assert_same_state, checkpoint, refused, same
 
 SCRIPTS = {script.__name__: script for script in (ppo, sapg, cpo, epo, pbt)}
 AGENTS = {"ppo": 1, "sapg": 4, "cpo": 4, "epo": 6, "pbt": 4}
@@ -250,7 +250,7 @@ def test_resumed_with_as_many_processes_is_uninterrupted(name, folder):
 
 
 @every_script
-def test_resumed_with_another_number_of_processes_begins_new_episodes(name, folder, tmp_path, monkeypatch, capsys):
+def test_resumed_with_another_number_of_processes_begins_new_episodes(name, folder, monkeypatch, capsys):
     before, run = folder / "parts" / name, the_run(folder / "parts" / name)
     data = (run / "checkpoint.pt").read_bytes()
     monkeypatch.chdir(before)
@@ -290,23 +290,11 @@ def test_merged_statistics_are_those_of_all_data(processes, monkeypatch):
 # ---------------------------------------------------------------- refusals
 
 
-@pytest.fixture
-def in_processes(monkeypatch):
-    """in_processes(n): as if this were one of n."""
+def test_what_several_processes_cannot_share_is_refused(monkeypatch, capsys):
     monkeypatch.setattr(distributed, "start", lambda: None)
-    return lambda n: monkeypatch.setattr(distributed, "WORLD_SIZE", n)
-
-
-@pytest.mark.parametrize("script, given, line", [
-    (ppo, "--num-envs 25", "--num-envs 25: must be a multiple of 2, agents times processes"),
-    (sapg, "--num-envs 20", "--num-envs 20: must be a multiple of 8, agents times processes"),
-    (ppo, "--num-envs 8 --num-minibatches 5", "--num-minibatches 5: must be at most the environments of a process"),
-], ids=["processes", "agents", "minibatches"])  # fmt: skip
-def test_what_several_processes_cannot_share_is_refused(script, given, line, in_processes, capsys):
-    in_processes(2)
-    with pytest.raises(SystemExit) as end:
-        parse(script, f"--no-cuda --env-id Moat {POPULATION if script is sapg else ''} {given}")
-    assert end.value.code == 2 and capsys.readouterr().err == f"{line}\n"
+    monkeypatch.setattr(distributed, "WORLD_SIZE", 2)
+    line = refused(ppo, "--no-cuda --env-id Moat --num-envs 8 --num-minibatches 5", capsys)
+    assert line == "--num-minibatches 5: must be at most the environments of a process"
 
 
 def test_a_refusal_ends_all(tmp_path):

@@ -19,8 +19,7 @@ import pbt
 import ppo
 import sapg
 from tests.conftest import the_run
-from tests.scripts.conftest import ROOT
-from tests.scripts.conftest import train as run_script
+from tests.scripts.conftest import ROOT, refused
 
 POPULATION = "--num-agents 4 --latent-dim 5"
 OWN = {ppo: "", sapg: POPULATION, cpo: POPULATION, epo: POPULATION, pbt: "--num-agents 4"}
@@ -48,6 +47,10 @@ def network_of(path):
 @pytest.mark.parametrize("script, network", [(ppo, "mlp"), (cpo, "lstm"), (pbt, "lstm")])
 def test_the_file_acts_as_the_network(script, network, capsys):
     folder, k = train(script, network), 2 if OWN[script] else 0
+    saved, *_ = network_of(folder)
+    for name, weights in saved["state"]["agent"].items():
+        weights *= 100 if name.endswith("actor.weight") else 1  # some actions are to be clamped
+    torch.save(saved, folder / "checkpoint.pt")
     export.main([str(folder), "policy.onnx", "--agent", str(k)])
     assert f"policy.onnx: obs{', lstm_state' * (network == 'lstm')} -> action" in capsys.readouterr().out
     *_, agent = network_of(folder)
@@ -62,23 +65,10 @@ def test_the_file_acts_as_the_network(script, network, capsys):
         inputs = {"obs": obs.numpy(), **({"lstm_state": state} if network == "lstm" else {})}
         action, *rest = session.run(None, inputs)
         state = rest[0] if rest else state
-        assert action.shape == (1000, 4) and np.abs(action - expected).max() < 1e-5
+        assert action.shape == (1000, 4) and np.abs(action - expected).max() < 1e-4
+        assert (np.abs(expected) == 1.0).any() and (np.abs(expected) < 1.0).any()
     one = {"obs": obs[:1].numpy(), **({"lstm_state": state[:1]} if network == "lstm" else {})}
     assert session.run(None, one)[0].shape == (1, 4)
-
-
-def test_agents_differ_and_actions_are_clamped():
-    folder = train(sapg)
-    saved, *_ = network_of(folder)
-    saved["state"]["agent"]["actor.bias"] += torch.tensor([5.0, -5.0, 0.0, 0.0])
-    torch.save(saved, folder / "checkpoint.pt")
-    actions = []
-    for k in (0, 3):
-        export.main([str(folder), f"{k}.onnx", "--agent", str(k)])
-        obs = np.random.default_rng(0).normal(size=(50, 9)).astype(np.float32)
-        actions.append(onnxruntime.InferenceSession(f"{k}.onnx").run(None, {"obs": obs})[0])
-    assert (actions[0][:, 0] == 1.0).all() and (actions[0][:, 1] == -1.0).all()
-    assert np.abs(actions[0] - actions[1]).max() > 1e-3
 
 
 def metadata_of(folder):
@@ -104,10 +94,7 @@ def test_an_adapters_task_has_no_made_up_metadata(task, period):
 ])  # fmt: skip
 def test_bad_input(flags, line, capsys):
     run = str(train(sapg))
-    capsys.readouterr()
-    with pytest.raises(SystemExit) as end:
-        export.main([run, *flags.replace("RUN", run).split()])
-    assert end.value.code == 2 and capsys.readouterr().err.startswith(line.replace("RUN", run))
+    assert refused(export, f"{run} {flags.replace('RUN', run)}", capsys).startswith(line.replace("RUN", run))
     assert not list(pathlib.Path().rglob("policy*"))
 
 
@@ -127,8 +114,8 @@ def test_a_saved_policy_scores_and_exports_as_its_run_and_is_not_resumed(capsys)
         tables.append(capsys.readouterr().out)
     assert tables[0] == tables[1] == tables[2] and "| leader, 0 | sampled |" in tables[0]
     export.main(["policies/Mine", "policy.onnx"])
-    assert run_script(epo, "--no-cuda --resume policies/Mine/policy.pt --total-timesteps 8192") == 2
-    assert "must be a checkpoint that epo.py wrote" in capsys.readouterr().err
+    line = refused(epo, "--no-cuda --resume policies/Mine/policy.pt --total-timesteps 8192", capsys)
+    assert "must be a checkpoint that epo.py wrote" in line
 
 
 def test_the_curriculum_is_part_of_a_policy():
