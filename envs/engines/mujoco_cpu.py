@@ -9,7 +9,8 @@ from mujoco.batch import Batch
 
 from envs.engines.rendering import Renderer
 
-STATE = mujoco.mjtState.mjSTATE_FULLPHYSICS.value  # time, qpos, qvel, activations
+BEFORE_WARMSTART = mujoco.mjtState.mjSTATE_WARMSTART.value - 1  # time, qpos, qvel, activations: a row begins with them
+BEFORE_MOCAP = mujoco.mjtState.mjSTATE_MOCAP_POS.value - 1
 POSE = (  # the sensors of each body: 3 + 4 + 3 + 3 = 13 numbers
     mujoco.mjtSensor.mjSENS_FRAMEPOS,
     mujoco.mjtSensor.mjSENS_FRAMEQUAT,
@@ -73,9 +74,11 @@ class MujocoCpu:
         self._batch.reset(stage=mujoco.mjtStage.mjSTAGE_NONE.value)
         self._readout = Batch(readout_model, num_envs, self.num_threads)
         # MuJoCo writes and reads the memory of all these
-        num_state = mujoco.mj_stateSize(first, STATE)
+        num_state = mujoco.mj_stateSize(first, BEFORE_WARMSTART)
+        if num_state != mujoco.mj_stateSize(first, mujoco.mjtState.mjSTATE_FULLPHYSICS.value):
+            raise ValueError("the state of plugins and plastic bodies cannot be kept")
         self._state, self._readout_state = (batch.state[:, :num_state] for batch in (self._batch, self._readout))
-        mocap = mujoco.mj_stateSize(first, mujoco.mjtState.mjSTATE_MOCAP_POS.value - 1)  # after all that is before it
+        mocap = mujoco.mj_stateSize(first, BEFORE_MOCAP)
         self._mocap = self._batch.state[:, mocap : mocap + 7 * first.nmocap]  # positions, then quaternions
         self._xfrc, self._sensordata = self._batch.xfrc_applied, self._batch.sensordata
         self._pose_sensors = self._readout.sensordata

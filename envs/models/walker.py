@@ -23,7 +23,7 @@ def make_scene():
     spec.compiler.degree = False
     spec.option.timestep = TIMESTEP
     spec.option.integrator = mujoco.mjtIntegrator.mjINT_IMPLICITFAST
-    # One robot is one island, and to start from the last acceleration saves no iterations of the solver: a tenth faster.
+    # One robot is one island, and starting from the last acceleration saves the solver no iterations: a tenth faster.
     spec.option.disableflags |= mujoco.mjtDisableBit.mjDSBL_ISLAND | mujoco.mjtDisableBit.mjDSBL_WARMSTART
     spec.default.geom.solimp = spec.default.joint.solimp_limit = IMPEDANCE
     spec.default.geom.solref = spec.default.joint.solref_limit = RESPONSE

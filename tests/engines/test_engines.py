@@ -148,6 +148,24 @@ def test_each_world_has_its_own_model():
 
 
 @mujoco_only
+def test_a_world_moves_to_the_bit_as_its_own_model():
+    def build(size, gravity):
+        spec = make_spec(size)
+        spec.option.gravity[2] = gravity
+        return spec
+
+    models = [functools.partial(build, *parts) for parts in ((0.1, -9.81), (0.2, -5.0), (0.15, -7.0))]
+    engine, states = make_engine(models, 5, 120, BODIES, "cpu"), []
+    for world in range(5):
+        model, data = reference(engine, world)
+        mujoco.mj_resetData(model, data)
+        mujoco.mj_step(model, data, nstep=120)
+        assert data.ncon
+        states.append(np.concatenate([[data.time], data.qpos, data.qvel]))
+    assert np.array_equal(run(engine, torch.zeros(1, 5, 2)), states)
+
+
+@mujoco_only
 def test_many_joints_move_as_with_a_dense_jacobian():
     """From 60 degrees of freedom on MuJoCo takes a sparse one, which 4.0.0 factorises wrongly."""
     spec, random = mujoco.MjSpec(), np.random.default_rng(1)
