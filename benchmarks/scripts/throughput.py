@@ -14,6 +14,7 @@ takes on MuJoCo Warp, if that is installed. Prints a Markdown table.
 import argparse
 import gc
 import importlib.util
+import math
 import os
 import pathlib
 import statistics
@@ -21,6 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from typing import Dict, NamedTuple
 
 import torch
 
@@ -31,6 +33,13 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 SMALL = ["--no-lstm", "--hidden-sizes", "256", "128", "64", "--update-epochs", "2"]
 PAPERS = ["--lstm", "--hidden-sizes", "768", "512", "256", "--num-minibatches", "4", "--update-epochs", "2"]
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+# runs a script and notes how much of the GPU's memory torch held at most
+RUN = """import pathlib, runpy, sys, torch
+sys.argv = sys.argv[1:]
+try:
+    runpy.run_path(sys.argv[0], run_name="__main__")
+finally:
+    pathlib.Path("torch_peak").write_text(str(torch.cuda.max_memory_reserved()))"""
 
 
 def now():
@@ -67,12 +76,24 @@ def warp_memory(env_id):
     return f"{envs.make(env_id, 1, 'cpu', 1, 'warp').engine.bytes_per_world() / 1e3:.0f}"
 
 
-def training_speed(command, iterations):
-    """Runs a script; returns steps per second, rollout and update seconds (medians), and peak memory in GB."""
+class Training(NamedTuple):
+    """What a run of a script took: seconds are medians over iterations, memory is the peak, curves as read_curves's."""
+
+    speed: float  # steps per second
+    rollout: float  # s
+    update: float  # s
+    memory: float  # GB: of the process on a CPU, on a GPU all that is in use there
+    torch_memory: float  # GB of a GPU's memory that torch itself held
+    curves: Dict[str, tuple]
+
+
+def train(command, seconds=math.inf):
+    """Runs a script, at most so many seconds, after which it stops with a checkpoint as on SIGTERM."""
     with tempfile.TemporaryDirectory() as folder:
-        env = {**os.environ, "PYTHONPATH": str(ROOT)}
-        process = subprocess.Popen([sys.executable, *command], cwd=folder, env=env, stdout=subprocess.DEVNULL)
-        on_gpu = 0
+        env, start = {**os.environ, "PYTHONPATH": str(ROOT)}, time.monotonic()
+        command = [sys.executable, "-c", RUN, *command]
+        process = subprocess.Popen(command, cwd=folder, env=env, stdout=subprocess.DEVNULL)
+        on_gpu, stopped = 0, False
         while True:
             pid, status, usage = os.wait4(process.pid, os.WNOHANG)
             if pid:
@@ -80,13 +101,18 @@ def training_speed(command, iterations):
             if DEVICE == "cuda":
                 free, total = torch.cuda.mem_get_info()
                 on_gpu = max(on_gpu, total - free)
+            if time.monotonic() - start > seconds and not stopped:
+                process.terminate()
+                stopped = True
             time.sleep(0.1)
-        if status:
-            raise SystemExit(f"failed: {' '.join(command)}")
-        curves = read_curves(next(pathlib.Path(folder, "runs").iterdir()), ["perf/rollout_s", "perf/update_s"])
-        rollout, update = (statistics.median(curves[f"perf/{part}_s"][1][1:]) for part in ("rollout", "update"))
-        steps = curves["perf/rollout_s"][0][-1] / iterations
-    return steps / (rollout + update), rollout, update, on_gpu / 1e9 if DEVICE == "cuda" else usage.ru_maxrss / 1e6
+        if status and not stopped:
+            raise SystemExit(f"failed: {' '.join(command[3:])}")
+        curves = read_curves(next(pathlib.Path(folder, "runs").iterdir()), ["perf/*", "charts/*"])
+        torch_memory = int(pathlib.Path(folder, "torch_peak").read_text()) / 1e9
+    rollout, update = (statistics.median(curves[f"perf/{part}_s"][1][1:]) for part in ("rollout", "update"))
+    steps = curves["perf/rollout_s"][0]
+    memory = on_gpu / 1e9 if DEVICE == "cuda" else usage.ru_maxrss / 1e6
+    return Training(steps[-1] / len(steps) / (rollout + update), rollout, update, memory, torch_memory, curves)
 
 
 def main():
@@ -119,8 +145,9 @@ def main():
         for name, script, num_envs, flags in runs:
             command = [str(ROOT / script), "--env-id", args.env_id, "--num-envs", str(num_envs), *flags]
             command += ["--total-timesteps", str(num_envs * 16 * args.iterations)]
-            sps, rollout, update, memory = training_speed(command, args.iterations)
-            print(f"| {name} | {num_envs} | {sps:,.0f} | {rollout:.2f} | {update:.2f} | {memory:.2f} |", flush=True)
+            run = train(command)
+            seconds = f"{run.rollout:.2f} | {run.update:.2f}"
+            print(f"| {name} | {num_envs} | {run.speed:,.0f} | {seconds} | {run.memory:.2f} |", flush=True)
 
 
 if __name__ == "__main__":

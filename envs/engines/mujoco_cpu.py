@@ -1,17 +1,16 @@
-"""MuJoCo on CPU threads: `mujoco.rollout` steps all worlds in C++, never a Python loop over environments."""
+"""MuJoCo on CPU threads: `mujoco.batch` steps all worlds in C++, never a Python loop over environments."""
 
 import os
 
 import mujoco
 import numpy as np
 import torch
-from mujoco.rollout import Rollout
+from mujoco.batch import Batch
 
 from envs.engines.rendering import Renderer
 
-STATE = mujoco.mjtState.mjSTATE_FULLPHYSICS.value  # time, qpos, qvel, activations
-MOCAP = mujoco.mjtState.mjSTATE_MOCAP_POS.value | mujoco.mjtState.mjSTATE_MOCAP_QUAT.value
-CONTROL = mujoco.mjtState.mjSTATE_CTRL.value | mujoco.mjtState.mjSTATE_XFRC_APPLIED.value | MOCAP
+BEFORE_WARMSTART = mujoco.mjtState.mjSTATE_WARMSTART.value - 1  # time, qpos, qvel, activations: a row begins with them
+BEFORE_MOCAP = mujoco.mjtState.mjSTATE_MOCAP_POS.value - 1
 POSE = (  # the sensors of each body: 3 + 4 + 3 + 3 = 13 numbers
     mujoco.mjtSensor.mjSENS_FRAMEPOS,
     mujoco.mjtSensor.mjSENS_FRAMEQUAT,
@@ -49,9 +48,9 @@ class MujocoCpu:
             spec = build().copy()  # the Renderer draws what the physics leaves out
             spec.compiler.discardvisual = True
             if not self.models:
-                # mj_step leaves poses one substep old, so they are read by one step of a model without forces and
-                # contacts. Poses and velocities do not depend on sizes and masses: this one model serves all worlds.
-                self._readout_model = _make_readout(spec, bodies)
+                # A step leaves poses one substep old, so they are read from a model without forces and contacts. Poses
+                # and velocities do not depend on sizes and masses: this one model serves all worlds.
+                readout_model = _make_readout(spec, bodies)
             self.models.append(spec.compile())
         self.num_envs, self.substeps, self.device = num_envs, substeps, torch.device(device)
         first = self.models[0]
@@ -65,27 +64,26 @@ class MujocoCpu:
         self._body_ids = [first.body(name).id for name in bodies]
         if (first.body_mocapid[self._body_ids] >= 0).any():
             raise ValueError("mocap bodies cannot be read")
-        self._world_models = [self.models[i % len(self.models)] for i in range(num_envs)]
 
         affinity = getattr(os, "sched_getaffinity", None)  # Linux only
         cores = len(affinity(0)) if affinity else os.cpu_count()
         self.num_threads = max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", 1)))  # torchrun's processes here
-        self._rollout = Rollout(nthread=self.num_threads)
-        self._data = [mujoco.MjData(first) for _ in range(self.num_threads)]
-        self._readout_data = [mujoco.MjData(self._readout_model) for _ in range(self.num_threads)]
-
-        own = np.arange(num_envs) % len(self.models)
-        self._initial = np.stack([_initial(model, STATE) for model in self.models])
-        self._state = self._initial[own]
-        self._trajectory = np.zeros((num_envs, substeps, self._state.shape[1]))
-        self._control = np.stack([_initial(model, CONTROL) for model in self.models])[own, None].repeat(substeps, 1)
-        ends = np.cumsum([self.nu, 6 * first.nbody, 3 * first.nmocap])
-        self._ctrl, xfrc, self._mocap_pos, self._mocap_quat = np.split(self._control, ends, axis=2)  # views
-        self._mocap = self._control[:, :, ends[1] :]
-        self._xfrc = xfrc.reshape(num_envs, substeps, first.nbody, 6)  # a view too
+        # One model whose fields differ per world: hundreds of whole models do not fit into the processor's cache.
+        self._batch = Batch(first, num_envs, self.num_threads)
+        _expand(self._batch, self.models)
+        self._batch.reset(stage=mujoco.mjtStage.mjSTAGE_NONE.value)
+        self._readout = Batch(readout_model, num_envs, self.num_threads)
+        # MuJoCo writes and reads the memory of all these
+        num_state = mujoco.mj_stateSize(first, BEFORE_WARMSTART)
+        if num_state != mujoco.mj_stateSize(first, mujoco.mjtState.mjSTATE_FULLPHYSICS.value):
+            raise ValueError("the state of plugins and plastic bodies cannot be kept")
+        self._state, self._readout_state = (batch.state[:, :num_state] for batch in (self._batch, self._readout))
+        mocap = mujoco.mj_stateSize(first, BEFORE_MOCAP)
+        self._mocap = self._batch.state[:, mocap : mocap + 7 * first.nmocap]  # positions, then quaternions
+        self._xfrc, self._sensordata = self._batch.xfrc_applied, self._batch.sensordata
+        self._pose_sensors = self._readout.sensordata
+        self._initial = self._state.copy()
         self._pushed = False  # whether _xfrc holds anything but zeros
-        self._pose_sensors = np.zeros((num_envs, 1, self._readout_model.nsensordata))
-        self._model_sensors = np.zeros((num_envs, substeps, first.nsensordata))
 
         # numpy writes, torch reads: on the CPU the same memory, on another device a copy
         self._host_joints = np.zeros((num_envs, self.nq + self.nv), np.float32)
@@ -112,27 +110,17 @@ class MujocoCpu:
             raise ValueError(f"a control has shape {tuple(ctrl.shape)}, must be {(self.num_envs, self.nu)}")
         if not ctrl.isfinite().all():
             raise ValueError("a control is not finite")
-        self._ctrl[:] = ctrl.detach().cpu().numpy()[:, None]
+        self._batch.ctrl = ctrl.detach().cpu().numpy()
+        self._batch.qacc_warmstart = 0.0
         if xfrc is not None or self._pushed:
-            self._xfrc[:, :, self._body_ids] = 0.0 if xfrc is None else xfrc.detach().cpu().numpy()[:, None]
+            self._xfrc[:, self._body_ids] = 0.0 if xfrc is None else xfrc.detach().cpu().numpy()
             self._pushed = xfrc is not None
-        self._rollout.rollout(
-            self._world_models,
-            self._data,
-            self._state,
-            self._control,
-            control_spec=CONTROL,
-            skip_checks=True,
-            nstep=self.substeps,
-            state=self._trajectory,
-            sensordata=self._model_sensors if self._model_sensors.size else None,
-        )
-        after = self._trajectory[:, -1]
-        broken = self._find_broken(after)
-        self._state[:] = after
-        self._state[broken] = self._initial[np.flatnonzero(broken) % len(self.models)]
+        start = self._batch.time.copy()
+        self._batch.rollout(self.substeps, record=())
+        broken = self._find_broken(start)
+        self._state[broken] = self._initial[broken]
         self.broken.copy_(torch.from_numpy(broken))
-        self.sensors.copy_(torch.from_numpy(self._model_sensors[:, -1]))
+        self.sensors.copy_(torch.tensor(self._sensordata))
         self.sensors[self.broken] = 0.0
         self._refresh(np.arange(self.num_envs))
 
@@ -141,7 +129,7 @@ class MujocoCpu:
         rows = np.flatnonzero(mask.cpu().numpy())
         if len(rows) == 0:
             return
-        self._state[rows] = self._initial[rows % len(self.models)]
+        self._state[rows] = self._initial[rows]
         self._state[rows, 1 : 1 + self.nq] = qpos.detach().cpu().numpy()[rows]
         self._state[rows, 1 + self.nq : 1 + self.nq + self.nv] = qvel.detach().cpu().numpy()[rows]
         self.sensors[mask.to(self.device)] = 0.0
@@ -155,56 +143,45 @@ class MujocoCpu:
         """
         rows = np.flatnonzero(mask.cpu().numpy())
         pose = pose.detach().cpu().numpy()[rows]
-        self._mocap_pos[rows] = pose[:, None, :, :3].reshape(len(rows), 1, self._mocap_pos.shape[2])
-        self._mocap_quat[rows] = pose[:, None, :, 3:].reshape(len(rows), 1, self._mocap_quat.shape[2])
+        self._batch.mocap_pos[rows], self._batch.mocap_quat[rows] = pose[..., :3], pose[..., 3:]
 
     def state_dict(self):
         """The physics state and mocap poses (N, ...) float64, the sensors' readings: enough to continue exactly."""
         return {
             "state": torch.from_numpy(self._state.copy()),
-            "mocap": torch.from_numpy(self._mocap[:, 0].copy()),
+            "mocap": torch.from_numpy(self._mocap.copy()),
             "sensors": self.sensors.clone(),
         }
 
     def load_state_dict(self, state):
         """Restore what `state_dict` returned."""
         self._state[:] = state["state"].cpu().numpy()
-        self._mocap[:] = state["mocap"].cpu().numpy()[:, None]
+        self._mocap[:] = state["mocap"].cpu().numpy()
         self.sensors.copy_(state["sensors"])
         self._refresh(np.arange(self.num_envs))
 
     def render(self, index, camera=-1, width=640, height=480, markers=None, zone=None, trail=None):
         """World `index` as an (height, width, 3) uint8 numpy image, off-screen; see `Renderer.render`."""
         _, qpos, qvel = np.split(self._state[index], [1, 1 + self.nq])
-        mocap_pos = self._mocap_pos[index, 0].reshape(-1, 3)
-        mocap_quat = self._mocap_quat[index, 0].reshape(-1, 4)
-        return self._renderer.render(
-            index, qpos, qvel, mocap_pos, mocap_quat, camera, width, height, markers, zone, trail
-        )
+        mocap = self._batch.mocap_pos[index], self._batch.mocap_quat[index]
+        return self._renderer.render(index, qpos, qvel, *mocap, camera, width, height, markers, zone, trail)
 
     def _refresh(self, rows):
         """Bring the tensors of the worlds `rows` up to date with the state."""
         state = self._state[rows]
         self._host_joints[rows] = state[:, 1 : 1 + self.nq + self.nv]
         if self._body_ids:
-            sensors = self._pose_sensors[: len(rows)]
-            self._rollout.rollout(
-                [self._readout_model] * len(rows),
-                self._readout_data,
-                state,
-                skip_checks=True,
-                nstep=1,
-                sensordata=sensors,
-            )
-            self._host_poses[rows] = sensors.reshape(len(rows), -1, 13)
+            self._readout_state[rows] = state
+            self._readout.forward(rows, mujoco.mjtStage.mjSTAGE_VEL.value)
+            self._host_poses[rows] = self._pose_sensors[rows].reshape(len(rows), -1, 13)
         if self.device.type != "cpu":
             self._joints.copy_(torch.from_numpy(self._host_joints))
             self._poses.copy_(torch.from_numpy(self._host_poses))
 
-    def _find_broken(self, after):
-        """Worlds (N,) bool that broke in the step to `after` (N, nstate): rollout silently stops their clock."""
-        late = after[:, 0] < self._state[:, 0] + (self.substeps - 0.5) * self.timestep
-        return late | ~(np.abs(after) < HUGE).all(1)  # written so that nan counts as broken
+    def _find_broken(self, start):
+        """Worlds (N,) bool that broke in the step from clocks `start` (N,) s: rollout silently stops their clock."""
+        late = self._state[:, 0] < start + (self.substeps - 0.5) * self.timestep
+        return late | ~(np.abs(self._state) < HUGE).all(1)  # written so that nan counts as broken
 
 
 def _make_readout(spec, bodies):
@@ -222,8 +199,15 @@ def _make_readout(spec, bodies):
     return model
 
 
-def _initial(model, kind):
-    data = mujoco.MjData(model)
-    state = np.zeros(mujoco.mj_stateSize(model, kind))
-    mujoco.mj_getState(model, data, state, kind)
-    return state
+def _expand(batch, models):
+    """Give world i of a mujoco.batch.Batch of models[0] what is different in models[i % len(models)].
+
+    Raises ValueError for what worlds cannot have of their own, such as a mesh.
+    """
+    which = np.arange(batch.nsim) % len(models)
+    for prefix, parts in (("", models), ("opt.", [model.opt for model in models])):
+        for name in dir(parts[0]):
+            if isinstance(getattr(parts[0], name), (float, np.ndarray)):
+                values = np.array([getattr(part, name) for part in parts])
+                if (values != values[0]).any():
+                    batch.expand(prefix + name)[:] = values[which]

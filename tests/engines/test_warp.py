@@ -164,6 +164,41 @@ def test_a_joints_limit_is_not_taken_for_the_tendons_of_its_number():
             assert ((engine.sensors > 0) == pressed).all()
 
 
+# ---------------------------------------------------------------- CUDA kernels, compiled without a GPU
+
+
+def compile_for_gpu(modules, arch, folder):
+    """The PTX of Warp modules. NVRTC, which comes with Warp, needs no driver."""
+    if arch not in wp._src.context.runtime.nvrtc_supported_archs:
+        pytest.skip(f"this build of Warp has no NVRTC for sm_{arch}")
+    paths = [wp.compile_aot_module(module, arch=arch, module_dir=folder, use_ptx=True)[0] for module in modules]
+    return "".join(path.read_text() for path in paths)
+
+
+@pytest.mark.parametrize("arch", [80, 86, 90])
+def test_our_kernels_compile_for_gpus(arch, tmp_path):
+    wp.init()
+    ptx = compile_for_gpu([mujoco_warp], arch, tmp_path)
+    assert f".target sm_{arch}\n" in ptx
+    for kernel in ("count", "read_limits", "reset_broken", "read_poses"):
+        assert f".entry {kernel}_" in ptx
+
+
+def test_the_kernels_that_mujoco_warp_generates_for_a_model_compile_for_gpus(tmp_path, monkeypatch):
+    """Those that depend on sizes and options of the model, for the oldest card; later ones run the same PTX."""
+    engine, modules = envs.make("Ant", 1, "cpu", 1, "warp").engine, {}
+    for name in ("launch", "launch_tiled"):
+
+        def launch(kernel, *args, original=getattr(wp, name), **options):
+            modules[kernel.module.name] = kernel.module
+            return original(kernel, *args, **options)
+
+        monkeypatch.setattr(wp, name, launch)
+    engine._advance()
+    generated = [module for name, module in modules.items() if "__locals__" in name]
+    assert compile_for_gpu(generated, 80, tmp_path).count(".visible .entry") >= len(generated) > 0
+
+
 # ---------------------------------------------------------------- buffers and errors
 
 

@@ -6,11 +6,12 @@ import shlex
 import textwrap
 
 import matplotlib
+import mujoco
 import numpy as np
 import pytest
 import torch
 
-from benchmarks.scripts import plot, run, summarize
+from benchmarks.scripts import gpu, plot, run, summarize
 from benchmarks.scripts.experiments import EXPERIMENTS, RUNNING_RETURN
 from benchmarks.scripts.random_fitness import RandomFitnessGrasp, RandomFitnessMoat
 
@@ -44,6 +45,21 @@ def test_pages_name_every_file_of_results():
     text = "".join(page.read_text() for page in PAGES)
     names = {str(path.relative_to(BENCHMARKS)) for path in (BENCHMARKS / "results").rglob("*.*")}
     assert names == set(re.findall(r"\]\((results/[^)]*)\)", text))
+
+
+def test_the_gpu_benchmark_fills_its_tables_on_a_cpu(capsys, monkeypatch):
+    monkeypatch.setattr(gpu, "TASKS", ["Ant"])
+    gpu.main(["--cpu"])
+    title, differences, curve, speeds = (part for part in re.split(r"\n(?=[B`T])", capsys.readouterr().out))
+    assert "### CPU" in title and f"mujoco {mujoco.__version__}" in title
+    assert all(float(x) < 0.01 for x in re.findall(r"\d+e-\d+", differences)) and "| `Ant` |" in differences
+    assert len(re.findall(r"^\| [\d,]+ \| -?[\d,]+ \|$", curve, re.MULTILINE)) >= 2
+    rows = [line.split("|")[2:-1] for line in speeds.splitlines() if line.startswith("| `Ant`")]
+    assert [row[1].strip() for row in rows] == ["engine", "environment", "training, MLP", "training, LSTM"]
+    assert all(float(row[2].replace(",", "")) > 0 for row in rows)
+    assert all(0 < int(row[3].strip(" %")) < 100 and float(row[4]) > 0 and row[6].strip() == "0" for row in rows[2:])
+    gpu.print_speed("Ant", 8, 2, 2, {"MLP": []}, late=lambda: True)
+    assert capsys.readouterr().out.count("no time left") == 2
 
 
 def test_results_belong_to_experiments_and_experiments_have_results():
