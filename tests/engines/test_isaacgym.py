@@ -14,8 +14,6 @@ import torch
 
 import envs
 import epo
-import evaluate
-import ppo
 from envs.adapters import isaacgym
 from envs.check import check_env
 from tests.conftest import the_run
@@ -245,15 +243,6 @@ def test_a_run_and_its_resumption(install, train, capsys):
     captured = capsys.readouterr()
     assert captured.err == "isaacgym cannot restore its environments: all episodes begin anew\n"
     assert len(resumed.steps) == 9 and not resumed.steps[0].obs.any()
-
-
-def test_evaluation(install, train, capsys):
-    install()
-    train(ppo, f"{FLAGS} --env-id Cartpole --total-timesteps 648")
-    isaacgym.simulation.clear()
-    for engine in ("isaacgym", "mujoco"):
-        evaluate.main([str(the_run()), "--engine", engine, "--episodes", "1", "--no-cuda"])
-        assert "| agent, 0 | mean |" in capsys.readouterr().out
 
 
 # ---------------------------------------------------------------- imports

@@ -11,7 +11,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-import torch.distributed.run as torchrun
 
 import cpo
 import envs
@@ -22,7 +21,7 @@ import harness
 import pbt
 import ppo
 import sapg
-from harness import distributed, hyperparameters
+from harness import hyperparameters
 from tests.conftest import TINY, Drift, documents, every_script, parse, scalars, the_run, tuned, written
 from tests.scripts.conftest import ROOT, start, train
 
@@ -280,19 +279,6 @@ def test_the_documents_commands_run(monkeypatch):
     assert len(runs) == 3 and len(played) >= 4 and "export" in played
     for name in re.findall(r"(?:python|diff|pip install -r) ([\w/-]+\.\w+)", documents()):
         assert (ROOT / name).is_file() or name == "mine.py", name
-
-
-def test_the_documents_torchrun_commands_are_valid(monkeypatch):
-    """As above, with the number of processes that torchrun would start."""
-    commands = re.findall(r"torchrun (--nproc[^`\n]*|--nnodes[^`\n]*)", documents())
-    assert len(commands) >= 4
-    monkeypatch.setattr(distributed, "start", lambda: None)
-    for command in commands:
-        options = torchrun.get_args_parser().parse_args(command.split())
-        script = SCRIPTS[options.training_script.split(".")[0]]
-        monkeypatch.setattr(distributed, "WORLD_SIZE", int(options.nnodes.split(":")[-1]) * int(options.nproc_per_node))
-        args = parse(script, f"--no-cuda --num-envs 24576 {' '.join(options.training_script_args)}")
-        assert args.num_envs == 24_576
 
 
 # ---------------------------------------------------------------- learning
