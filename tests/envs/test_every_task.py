@@ -1,4 +1,4 @@
-"""What holds for all tasks on a physics engine: control periods, long rollouts, broken worlds, pictures, and a digest of each."""
+"""What holds for all tasks on a physics engine: control periods, long rollouts, broken worlds, pictures."""
 
 import numpy as np
 import pytest

@@ -70,8 +70,7 @@ def test_before_the_first_episode_ends_the_terminal_shows_the_reward_per_step(sc
     flags = f"{TINY} {POPULATION[script]} --num-envs 4 --num-steps 2 --total-timesteps 128 --seed 3"
     script.main(flags.split())
     lines = [line for line in capsys.readouterr().out.splitlines() if " steps " in line]
-    assert len(lines) == 16 and all(map(PROGRESS.fullmatch, lines))
-    assert max(map(len, lines)) <= 120
+    assert len(lines) == 16 and all(map(PROGRESS.fullmatch, lines)) and max(map(len, lines)) <= 120
     shown = ["reward per step" in line for line in lines]
     assert shown[0] and not shown[-1] and shown == sorted(shown, reverse=True)  # then returns, for good
     rewards = {event.step: event.value for event in scalars(the_run(), "charts/reward_per_step")}
