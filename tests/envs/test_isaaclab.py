@@ -38,10 +38,10 @@ def stub(tmp_path_factory, monkeypatch):
 
 
 @pytest.mark.parametrize("env_id", [MANAGER, DIRECT])
-def test_contract_and_runs(env_id, stub, tmp_path, monkeypatch, capsys):
+def test_contract_and_runs(env_id, stub, capsys):
     check_env(envs.make(env_id, 4), 60)
     contract.test_what_was_returned_does_not_change_later(env_id)
-    test_adapters.test_training_resuming_and_evaluating(env_id, tmp_path, monkeypatch, capsys)
+    test_adapters.test_training_resuming_and_evaluating(env_id, capsys)
 
 
 def test_the_manager_based_workflow(stub):  # a history's final observation lacks the last step

@@ -86,7 +86,7 @@ def test_a_copy_of_a_script_trains_resumes_and_plays(capsys):
     assert (saved["script"], saved["global_step"]) == (name, 4096) and the_run() == run
     assert script.__file__ == str(pathlib.Path(f"{name}.py").resolve()) and saved["args"]["std_range"] == (0.1, 2.0)
     assert any(isinstance(layer, torch.nn.Tanh) for layer in script.Agent(4, 1, script.Args()).mlp)
-    pathlib.Path("mine.py").write_text(pathlib.Path("mine.py").read_text().replace("std_range:", "std_bounds:"))
+    pathlib.Path(f"{name}.py").write_text(text.replace("std_range:", "std_bounds:"))
     evaluate.main([str(run), "--episodes", "2", "--no-cuda"])
     out = capsys.readouterr().out
     assert "| leader, 0 | mean |" in out and "std_range of the checkpoint is ignored" in out
