@@ -12,7 +12,6 @@ import pbt
 import ppo
 from tests.conftest import TINY, Drift, the_run
 from tests.scripts.conftest import checkpoint, same
-from tests.scripts.test_distributed import ended, launch
 
 AGENTS = f"{TINY} --num-agents 4 --pbt-start 1 --pbt-interval 1"
 LONG = f"{AGENTS} --total-timesteps 2592 --mutation-rate 0.5"  # 12 iterations of 216
@@ -183,18 +182,3 @@ def test_resumed_between_copies_is_uninterrupted(copies):
     train(pbt, f"{LONG} --num-steps 3 --total-timesteps 1008")
     pbt.main(f"--no-cuda --resume {the_run()} --total-timesteps 1440".split())
     assert same([call[:2] for call in copies[len(whole) :]], whole) and len(whole) > 2
-
-
-def test_two_processes_have_the_same_agents():
-    code = f"""if True:
-        import harness, pbt, torch
-        def save(run, *args):
-            learner = [run.state[name].state_dict() for name in ("agent", "optimizer")]
-            torch.save((learner, run.state["obs"], run.state["last_copy"]), f"{{harness.distributed.RANK}}.pt")
-        harness.Run.log = save
-        pbt.main({LONG.split()})"""
-    statuses, _, err = ended(launch("-c", code))
-    assert statuses == [0, 0], err
-    (ours, obs, last_copy), (theirs, others, _) = (torch.load(f"{rank}.pt") for rank in range(2))
-    assert same(ours, theirs) and not same(obs, others) and last_copy > 1000
-    assert len({group["gamma"] for group in ours[1]["param_groups"]}) > 1

@@ -191,7 +191,8 @@ def test_a_full_disk_is_said_once_each_time_and_training_goes_on(disk, monkeypat
 
 
 @thread_of_the_log
-def test_a_run_whose_last_checkpoint_could_not_be_written_does_not_end_well(disk, monkeypatch):
+def test_a_run_whose_last_checkpoint_could_not_be_written_does_not_end_well(disk, monkeypatch, capsys):
+    """With capsys what is printed goes to memory: a full disk refuses pytest's own file."""
     between(monkeypatch, {4: disk[0]})
     status = train(ppo, f"{FLAGS} {EIGHT} {EVERY_ITERATION}")
     disk[1]()
