@@ -7,6 +7,7 @@ contract of all tasks on it.
 import gc
 import importlib.metadata
 import weakref
+from types import SimpleNamespace
 
 import mujoco
 import numpy as np
@@ -122,6 +123,16 @@ def test_without_graphs_a_step_is_the_same(monkeypatch, capsys):
         engine.step(ctrl)
         eager.step(ctrl)
         assert torch.equal(engine.qpos, eager.qpos) and torch.equal(engine.body_linvel, eager.body_linvel)
+
+
+@pytest.mark.parametrize("is_cuda, pools, driver, problem", [
+    (False, False, None, None), (True, True, (12, 4), None), (True, False, (13, 0), "the GPU has no memory pools"),
+    (True, True, (12, 2), "the driver must be of CUDA 12.4 or later, this is 12.2"),
+])  # fmt: skip
+def test_what_graphs_need(is_cuda, pools, driver, problem, monkeypatch):
+    monkeypatch.setattr(wp, "get_cuda_driver_version", lambda: driver)
+    device = SimpleNamespace(is_cuda=is_cuda, is_mempool_enabled=pools)
+    assert mujoco_warp.find_graph_problem(device) == problem
 
 
 def test_no_garbage_is_collected_into_a_graph():

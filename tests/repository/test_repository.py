@@ -227,6 +227,7 @@ def test_requirements_are_pinned_and_used_and_enough():
     assert {name.split(".")[0] for name in imported} - set(sys.stdlib_module_names) - own - others <= names
     for name in envs.ADAPTERS:  # each says which package its prefix needs
         assert name in {line.split("==")[0] for line in requirements(f"requirements-{name}.txt")}
+    assert "pillow" in {line.split("==")[0] for line in requirements("requirements-isaacgym.txt")}  # of diagnostics
     lines = [line for path in ROOT.glob("requirements*.txt") for line in requirements(path.name)]
     python = r"(; python_version (<|>=) \"3\.\d+\")?"
     assert all(re.fullmatch(rf"[\w-]+==[\w.]+{python}|-r requirements[\w-]*\.txt", line) for line in lines)
