@@ -131,6 +131,7 @@ def test_without_graphs_a_step_is_the_same(monkeypatch, capsys):
 ])  # fmt: skip
 def test_what_graphs_need(is_cuda, pools, driver, problem, monkeypatch):
     monkeypatch.setattr(wp, "get_cuda_driver_version", lambda: driver)
+    monkeypatch.setattr(wp, "is_conditional_graph_supported", lambda: driver >= (12, 4))
     device = SimpleNamespace(is_cuda=is_cuda, is_mempool_enabled=pools)
     assert mujoco_warp.find_graph_problem(device) == problem
 
