@@ -1,6 +1,6 @@
-"""Draws a picture of every task, docs/images/<env id>.png, and of trained policies, docs/images/policies.png.
+"""Draws a picture of every task, docs/images/<env id>.png.
 
-    python -m benchmarks.scripts.pictures [env ids or "policies"]
+    python -m benchmarks.scripts.pictures [env ids]
 
 Ant and Anymal follow their policies of policies/. The other tasks are brought into a pose that shows what they are
 about, by scripted actions or by hand.
@@ -99,28 +99,16 @@ def in_hand(env_id, fingers):
     return env
 
 
-def play(env_id, num_envs=1):
-    """The environments after each step of the policy in policies/, mean actions."""
+def trained(env_id):
+    """After three seconds of the policy in policies/, mean actions."""
     saved, script = evaluate.load(f"policies/{env_id}")
-    env = envs.make(env_id, num_envs, "cpu", 1, "mujoco")
-    agent_ids = torch.zeros(num_envs, dtype=torch.long)
+    env = envs.make(env_id, 1, "cpu", 1, "mujoco")
+    agent_ids = torch.zeros(1, dtype=torch.long)
     player = evaluate.Player(evaluate.make_agent(saved, script, env, "cpu"), agent_ids, deterministic=True)
     obs = env.reset()
-    while True:
+    for _ in range(3 * env.frame_rate):
         obs = env.step(player.act(obs))[0]
-        yield env
-
-
-def trained(env_id):
-    """After three seconds of the policy in policies/."""
-    for steps, env in enumerate(play(env_id), 1):
-        if steps == 3 * env.frame_rate:
-            return env
-
-
-def lifting(env_id):
-    """The policy in policies/ has just lifted a box large enough to be seen."""
-    return next(env for env in play(env_id, 12) if env.lifted[-1])
+    return env
 
 
 def running_humanoid(env_id):
@@ -290,12 +278,10 @@ POSES = {
     "Moat": moat,
 }
 
-POLICIES = {"AllegroKukaRegrasping": lifting, "AllegroHand": trained, "Anymal": trained, "Ant": trained}
 
-
-def draw(env, size):
+def draw(env):
     """A picture of the last environment."""
-    return Image.fromarray(np.asarray(env.render(env.num_envs - 1))).resize(size, Image.Resampling.LANCZOS)
+    return Image.fromarray(np.asarray(env.render(env.num_envs - 1))).resize(SIZE, Image.Resampling.LANCZOS)
 
 
 def save(image, path):
@@ -307,15 +293,8 @@ def save(image, path):
 def main(names):
     os.makedirs("docs/images", exist_ok=True)
     for name in names:
-        if name == "policies":
-            width, height = 320, 240
-            image = Image.new("RGB", (len(POLICIES) * width, height))
-            for i, (env_id, pose) in enumerate(POLICIES.items()):
-                image.paste(draw(pose(env_id), (width, height)), (i * width, 0))
-        else:
-            image = draw(POSES[name](name), SIZE)
-        save(image, f"docs/images/{name}.png")
+        save(draw(POSES[name](name)), f"docs/images/{name}.png")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:] or [*POSES, "policies"])
+    main(sys.argv[1:] or POSES)
