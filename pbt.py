@@ -7,6 +7,7 @@ Shape letters: T num_steps, N environments of this process, D observation, U act
 minibatch. Layout is always time-major (T, N, ...); a minibatch is a random set of columns, all T steps of each.
 """
 
+import itertools
 import math
 import random
 import time
@@ -229,35 +230,30 @@ class Statistics(list):
         for own, block in zip(self, x.chunk(len(self), 1)):
             own.update(block)
 
-    def normalize(self, x):
-        return torch.cat([own.normalize(block) for own, block in zip(self, x.chunk(len(self), 1))], 1)
-
     def denormalize(self, x):
         return torch.cat([own.denormalize(block) for own, block in zip(self, x.chunk(len(self), 1))], 1)
 
 
 class Agent(nn.ModuleList):
-    """PBT: the networks of all agents. agent_ids (1, N): whose network each column goes through."""
+    """PBT: the networks of all agents, used as one. agent_ids (1, N): whose network each column goes through."""
 
     def __init__(self, num_obs, num_actions, args):
         super().__init__(Network(num_obs, num_actions, args) for _ in range(args.num_agents))
         self.obs_rms = Statistics(network.obs_rms for network in self)
         self.value_rms = Statistics(network.value_rms for network in self)
         self.state_size = self[0].state_size
+        self.best_action = self[0].best_action
 
     def get_action_and_value(self, obs, agent_ids, dones, lstm_state, action=None):
-        """Action (T, N, U), its log-probability (T, N), the Normal policy, normalised value (T, N), states."""
-        columns, outputs = [(agent_ids[0] == k).nonzero().squeeze(1) for k in range(len(self))], []
-        for network, own in zip(self, columns):
-            if len(own):
-                inputs = [x if x is None else x[:, own] for x in (obs, dones, lstm_state, action)]
-                drawn, logprob, policy, value, states = network.get_action_and_value(*inputs)
-                outputs.append((drawn, logprob, policy.mean, policy.stddev, value, states[-1:]))
-        order = torch.cat(columns).argsort()
+        outputs = []
+        for k in agent_ids.unique().tolist():
+            own = (agent_ids[0] == k).nonzero()[:, 0]  # agent k's columns
+            inputs = [x if x is None else x[:, own] for x in (obs, dones, lstm_state, action)]
+            drawn, logprob, policy, value, states = self[k].get_action_and_value(*inputs)
+            outputs.append((drawn, logprob, policy.mean, policy.stddev, value, states))
+        order = agent_ids[0].argsort(stable=True).argsort()  # agent by agent -> as the columns came
         action, logprob, mean, std, value, states = (torch.cat(x, 1)[:, order] for x in zip(*outputs))
         return action, logprob, Normal(mean, std, validate_args=False), value, states
-
-    best_action = Network.best_action
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -286,11 +282,17 @@ def n_step_returns(rewards, next_values, ends, gamma, n):
     return returns
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# PBT: exploit and explore
-# ----------------------------------------------------------------------------------------------------------------------
+def adapt_learning_rate(lr, kl, threshold):
+    """rl_games' rule: keep the KL divergence between half and twice the threshold."""
+    if threshold and kl > 2.0 * threshold:
+        return max(lr / 1.5, 1e-6)
+    if threshold and kl < 0.5 * threshold:
+        return min(lr * 1.5, 1e-2)
+    return lr
+
+
 def mutate(name, value, rate):
-    """With probability `rate` times or divided by U(1.1, 1.5) (DexPBT); gamma and lambda by their distance from 1."""
+    """PBT: with probability `rate` times or divided by U(1.1, 1.5) (DexPBT); gamma and lambda: the distance from 1."""
     if random.random() >= rate:
         return value
     factor = random.uniform(1.1, 1.5) ** random.choice((-1, 1))
@@ -298,8 +300,9 @@ def mutate(name, value, rate):
 
 
 def exploit_and_explore(agent, optimizer, fitness, rate):
-    """The worst 30 % each copy one of the best 30 % (DexPBT), then mutate. fitness (A,) -> [(worse, better), ...]."""
-    order, groups = fitness.argsort(descending=True, stable=True).tolist(), optimizer.param_groups
+    """PBT: each of the worst 30 % copies one of the best (DexPBT) and mutates. fitness (A,) -> [(worse, better)]."""
+    groups = optimizer.param_groups
+    order = fitness.argsort(descending=True, stable=True).tolist()  # from the best to the worst
     count = min(math.ceil(0.3 * len(order)), len(order) // 2)
     pairs = harness.from_rank_0([(k, random.choice(order[:count])) for k in order[len(order) - count :]])
     for worse, better in pairs:
@@ -310,31 +313,25 @@ def exploit_and_explore(agent, optimizer, fitness, rate):
     return pairs
 
 
-def adapt_learning_rate(lr, kl, threshold):
-    """rl_games' rule: keep the KL divergence between half and twice the threshold."""
-    if threshold and kl > 2.0 * threshold:
-        return max(lr / 1.5, 1e-6)
-    if threshold and kl < 0.5 * threshold:
-        return min(lr * 1.5, 1e-2)
-    return lr
-
-
 def main(argv=None):
     args, saved = harness.parse_args(Args, hyperparameters.PBT, argv=argv)
     harness.seed_everything(args.seed)
     torch.backends.cuda.matmul.allow_tf32 = True
     env = harness.make_env(args)
-    device, T, N, A = args.device, args.num_steps, env.num_envs, args.num_agents
-    if args.num_minibatches > N // A:  # PBT
+    device, T, N = args.device, args.num_steps, env.num_envs
+    A = args.num_agents  # PBT
+    if args.num_minibatches > N // A:
         harness.refuse("--num-minibatches", args.num_minibatches, f"must be at most {N // A}, an agent's environments")
     agent = Agent(env.num_obs, env.num_actions, args).to(device)
     flags = args.learning_rate, args.kl_threshold, args.ent_coef, args.gamma, args.gae_lambda, args.clip_coef
-    groups = [{name: mutate(name, x, k and args.mutation_rate) for name, x in zip(MUTATED, flags)} for k in range(A)]
-    groups = [{"params": network.parameters(), **own} for network, own in zip(agent, harness.from_rank_0(groups))]
-    optimizer = torch.optim.Adam(groups, fused=True)  # PBT: with each agent's hyperparameters, of agent 0 the flags'
+    rates = [0.0] + [args.mutation_rate] * (A - 1)  # PBT: agent 0 begins with the flags, the others with mutations
+    initial = [{name: mutate(name, flag, rate) for name, flag in zip(MUTATED, flags)} for rate in rates]
+    groups = [{"params": network.parameters(), **own} for network, own in zip(agent, harness.from_rank_0(initial))]
+    optimizer = torch.optim.Adam(groups, fused=True)  # PBT: each agent's group holds its hyperparameters
     agent_ids = torch.arange(A, device=device).repeat_interleave(N // A)[None]  # (1, N)
-    default = [x if 10 * x <= args.total_timesteps else args.total_timesteps // 100 for x in SCHEDULE]
-    start, interval = (y if x is None else x for x, y in zip((args.pbt_start, args.pbt_interval), default))
+    defaults = [steps if 10 * steps <= args.total_timesteps else args.total_timesteps // 100 for steps in SCHEDULE]
+    start = defaults[0] if args.pbt_start is None else args.pbt_start
+    interval = defaults[1] if args.pbt_interval is None else args.pbt_interval
 
     # Storage: entry T of obs, dones and values is the step after the window
     obs = torch.zeros(T + 1, N, env.num_obs, device=device)
@@ -353,15 +350,15 @@ def main(argv=None):
     obs[0] = env.reset()
     dones[0] = True
     episodes = harness.EpisodeStatistics(N, A, device)
-    # PBT: objective of each environment's latest episode that began after the last copies, which were at that step
-    objectives, last_copy = torch.full((N,), math.nan, device=device), torch.zeros((), dtype=torch.int64)
+    objectives = torch.full((N,), math.nan, device=device)  # PBT: of the latest episodes begun after the last copies
+    last_copy = torch.zeros((), dtype=torch.int64)  # PBT: environment steps at that time
     state = {
         "agent": agent, "optimizer": optimizer, "env": env, "episodes": episodes,
         "obs": obs[0], "dones": dones[0], "lstm_state": lstm_state,  # views: written in place below
         "objectives": objectives, "last_copy": last_copy,  # PBT
     }  # fmt: skip
     run = harness.Run(args, state, saved)
-    global_step, groups = run.global_step, optimizer.param_groups
+    global_step = run.global_step
     for iteration in range(run.iteration + 1, args.num_iterations + 1):
         # ---------------------------------------------------------------- PBT: exploit and explore
         pairs, fitness = [], harness.average(objectives.view(A, -1).mean(1))  # NaN until all have finished an episode
@@ -369,7 +366,7 @@ def main(argv=None):
             pairs = exploit_and_explore(agent, optimizer, fitness, args.mutation_rate)
             objectives.fill_(math.nan)
             last_copy.fill_(global_step)
-        steps_since_copy = (global_step - last_copy.item()) // args.num_envs
+        steps_since_copy = (global_step - last_copy.item()) // args.num_envs  # in each environment
 
         # ---------------------------------------------------------------- Rollout
         rollout_start = time.perf_counter()
@@ -387,8 +384,8 @@ def main(argv=None):
                 dones[t + 1] = terminated[t] | truncated
                 next_obs[t] = torch.where(dones[t + 1][:, None], info["final_obs"], obs[t + 1])
                 episodes.record(info["episode"])
-                counts = info["episode"]["done"] & (info["episode"]["length"] <= steps_since_copy + t + 1)  # PBT
-                objectives.copy_(torch.where(counts, info["episode"]["objective"], objectives))
+                fresh = info["episode"]["done"] & (info["episode"]["length"] <= steps_since_copy + t + 1)  # PBT
+                objectives.copy_(torch.where(fresh, info["episode"]["objective"], objectives))
             values[T] = agent.get_action_and_value(obs[T:], agent_ids, dones[T:], next_lstm_state, actions[:1])[3]
             at = (dones[1:] & ~terminated).nonzero(as_tuple=True)  # steps and columns of truncated episodes
             if len(at[0]):
@@ -401,7 +398,8 @@ def main(argv=None):
         update_start = time.perf_counter()
         raw_values = agent.value_rms.denormalize(values)
         next_values = torch.where(dones[1:], agent.value_rms.denormalize(final_values), raw_values[1:]) * ~terminated
-        gamma, gae_lambda = torch.tensor([[x["gamma"], x["gae_lambda"]] for x in groups], device=device)[agent_ids[0]].T
+        gamma = torch.tensor([group["gamma"] for group in optimizer.param_groups], device=device)[agent_ids]  # (1, N)
+        gae_lambda = torch.tensor([group["gae_lambda"] for group in optimizer.param_groups], device=device)[agent_ids]
         advantages = compute_gae(rewards, raw_values[:-1], next_values, dones[1:], gamma, gae_lambda)
         returns = advantages + raw_values[:-1]
         explained_variance = 1 - advantages.var() / returns.var()
@@ -421,32 +419,35 @@ def main(argv=None):
         }
         agent.value_rms.update(raw_values[:-1])  # from here on the value head's output is read in the new units
         agent.value_rms.update(returns)
-        batch["returns"] = agent.value_rms.normalize(batch["returns"])
-        mean, std = (torch.stack(x)[agent_ids] for x in zip(*map(harness.mean_and_std, advantages.chunk(A, 1))))
-        batch["advantages"] = (advantages - mean) / (std + 1e-8)
+        batches = [{key: value.chunk(A, 1)[k] for key, value in batch.items()} for k in range(A)]  # PBT: of each agent
+        for network, batch in zip(agent, batches):
+            batch["returns"] = network.value_rms.normalize(batch["returns"])
+            mean, std = harness.mean_and_std(batch["advantages"])  # over all processes
+            batch["advantages"] = (batch["advantages"] - mean) / (std + 1e-8)
         agent.obs_rms.update(obs[:-1])
 
         # ---------------------------------------------------------------- Update
         step_losses = defaultdict(list)  # name -> one number per gradient step
-        for epoch in range(args.update_epochs):
+        kl = torch.zeros(A, device=device)
+        for epoch, k in itertools.product(range(args.update_epochs), range(A)):  # PBT: agent by agent
+            network, own, batch = agent[k], optimizer.param_groups[k], batches[k]
             kls = []
-            order = [torch.randperm(N // A, device=device) + k * (N // A) for k in range(A)]  # PBT: agent by agent
-            for k, columns in [(k, x) for k in range(A) for x in order[k].tensor_split(args.num_minibatches)]:
-                network, ent_coef, clip_coef = agent[k], groups[k]["ent_coef"], groups[k]["clip_coef"]
+            order = torch.randperm(batch["obs"].shape[1], device=device)
+            for columns in order.tensor_split(args.num_minibatches):
                 mb = {key: value[:, columns] for key, value in batch.items()}
                 _, newlogprob, policy, newvalue, _ = network.get_action_and_value(
                     mb["obs"], mb["dones"], mb["lstm_state"], mb["actions"]
                 )
                 entropy = policy.entropy().sum(-1)  # (T, M)
                 ratio = (newlogprob - mb["logprobs"]).clamp(max=MAX_LOG_RATIO).exp()
-                clipped_ratio = ratio.clamp(1 - clip_coef, 1 + clip_coef)
+                clipped_ratio = ratio.clamp(1 - own["clip_coef"], 1 + own["clip_coef"])
                 pg_loss = -torch.min(ratio * mb["advantages"], clipped_ratio * mb["advantages"])
                 v_loss = 0.5 * (newvalue - mb["returns"]) ** 2
                 if args.clip_vloss:
-                    clipped_value = mb["values"] + (newvalue - mb["values"]).clamp(-clip_coef, clip_coef)
+                    clipped_value = mb["values"] + (newvalue - mb["values"]).clamp(-own["clip_coef"], own["clip_coef"])
                     v_loss = torch.max(v_loss, 0.5 * (clipped_value - mb["returns"]) ** 2)
                 bounds_loss = (policy.mean.abs() - 1.1).clamp(min=0.0).square().sum(-1)
-                loss = pg_loss + args.vf_coef * v_loss - ent_coef * entropy + args.bounds_coef * bounds_loss
+                loss = pg_loss + args.vf_coef * v_loss - own["ent_coef"] * entropy + args.bounds_coef * bounds_loss
                 total_loss = loss.mean()
                 optimizer.zero_grad()
                 total_loss.backward()
@@ -464,10 +465,9 @@ def main(argv=None):
                     }  # fmt: skip
                     for name, term in terms.items():
                         step_losses[f"losses/{name}"].append(term.mean())
-            kl = harness.average(torch.stack(kls).view(A, -1).mean(1))  # PBT: of each agent
+            kl[k] = harness.average(torch.stack(kls).mean())
             if epoch or args.num_minibatches > 1:  # with one minibatch, the first KL is taken before any step
-                for group, own_kl in zip(groups, kl.tolist()):
-                    group["lr"] = adapt_learning_rate(group["lr"], own_kl, group["kl_threshold"])
+                own["lr"] = adapt_learning_rate(own["lr"], kl[k].item(), own["kl_threshold"])
         losses = {name: torch.stack(steps) for name, steps in step_losses.items()}
         run.check_finite(iteration, {"observations": obs, "rewards": rewards, **losses})
         obs[0] = obs[T]
@@ -481,11 +481,12 @@ def main(argv=None):
             **episodes.end_iteration(),
             "charts/reward_per_step": rewards.mean() / args.reward_scale,
             "charts/action_std": action_std[0], "charts/action_std_max": action_std.max(),
-            "charts/learning_rate": sum(group["lr"] for group in groups) / A,
+            "charts/learning_rate": sum(group["lr"] for group in optimizer.param_groups) / A,
             **losses,
             "losses/approx_kl": kl, "losses/explained_variance": explained_variance,
             **harness.population_scalars(agent, episodes),  # PBT
-            **{f"pbt/{name}_{f.__name__}": f(group[name] for group in groups) for name in MUTATED for f in (min, max)},
+            **{f"pbt/{name}_min": min(group[name] for group in optimizer.param_groups) for name in MUTATED},
+            **{f"pbt/{name}_max": max(group[name] for group in optimizer.param_groups) for name in MUTATED},
             **({"pbt/copies": ", ".join(f"{worse} <- {better}" for worse, better in pairs)} if pairs else {}),
             "perf/rollout_s": update_start - rollout_start,
             "perf/update_s": time.perf_counter() - update_start,
