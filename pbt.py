@@ -351,7 +351,7 @@ def main(argv=None):
     dones[0] = True
     episodes = harness.EpisodeStatistics(N, A, device)
     objectives = torch.full((N,), math.nan, device=device)  # PBT: of the latest episodes begun after the last copies
-    last_copy = torch.zeros((), dtype=torch.int64)  # PBT: environment steps at that time
+    last_copy = torch.tensor(saved["global_step"] if saved else 0)  # PBT: environment steps at that time
     state = {
         "agent": agent, "optimizer": optimizer, "env": env, "episodes": episodes,
         "obs": obs[0], "dones": dones[0], "lstm_state": lstm_state,  # views: written in place below
@@ -398,13 +398,13 @@ def main(argv=None):
         update_start = time.perf_counter()
         raw_values = agent.value_rms.denormalize(values)
         next_values = torch.where(dones[1:], agent.value_rms.denormalize(final_values), raw_values[1:]) * ~terminated
-        gamma = torch.tensor([group["gamma"] for group in optimizer.param_groups], device=device)[agent_ids]  # (1, N)
-        gae_lambda = torch.tensor([group["gae_lambda"] for group in optimizer.param_groups], device=device)[agent_ids]
-        advantages = compute_gae(rewards, raw_values[:-1], next_values, dones[1:], gamma, gae_lambda)
+        columns = (x.chunk(A, 1) for x in (rewards, raw_values[:-1], next_values, dones[1:]))
+        parts = list(zip(optimizer.param_groups, *columns))  # PBT: of each agent
+        advantages = torch.cat([compute_gae(*x, own["gamma"], own["gae_lambda"]) for own, *x in parts], 1)
         returns = advantages + raw_values[:-1]
         explained_variance = 1 - advantages.var() / returns.var()
         if args.critic_n_step:
-            returns = n_step_returns(rewards, next_values, dones[1:], gamma, args.critic_n_step)
+            returns = torch.cat([n_step_returns(r, v, e, x["gamma"], args.critic_n_step) for x, r, _, v, e in parts], 1)
         batch = {  # every entry (T or 1, N, ...): columns are dimension 1
             "obs": obs[:-1],
             "dones": dones[:-1],

@@ -169,7 +169,7 @@ def test_every_agents_gradient_is_limited_and_its_noise_bounded(monkeypatch, cap
     assert "| median" in capsys.readouterr().out  # and no leader's
 
 
-@pytest.mark.parametrize("flags", [MOAT, f"{MOAT} --lstm", f"{TINY} --separate-critic --critic-n-step 3"])
+@pytest.mark.parametrize("flags", [MOAT, f"{MOAT} --lstm --gamma 0.998", f"{TINY} --separate-critic --critic-n-step 3"])
 def test_one_agent_is_ppo_bit_by_bit(flags):
     one, other = train(pbt, f"{flags} --num-agents 1"), train(ppo, flags)
     assert same(learner(one, 0), learner(other, 0)) and one["iteration"] > 2
