@@ -370,13 +370,13 @@ class Fitness(nn.Module):
 
 
 def fitness_spread(fitness, floor):
-    """The followers' gap, and |median| (EPO Eq. 3) but at least `floor` (ours): any gap exceeds a median near 0."""
+    """The followers' max - min, and |median| but at least `floor` (ours): any gap would exceed a median near 0."""
     followers = fitness[LEADER + 1 :]
     return followers.max() - followers.min(), followers.quantile(0.5).abs().clamp(min=floor)
 
 
 def generation_is_due(gap, median, episodes, generation, args):
-    """Whether the followers evolve now. episodes: per environment, since the last generation or the run's start."""
+    """EPO Eq. 3: max - min > gamma * |median|. episodes: per environment, since the last generation or the start."""
     if gap.isnan() or generation == 0 and episodes < args.ga_warmup:
         return False
     return episodes >= args.ga_interval if args.ga_interval else gap > args.ga_threshold * median  # EPO Eq. 3

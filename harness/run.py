@@ -205,8 +205,8 @@ class Run:
             self.lock.close()
             if "checkpoint" in self.failing:
                 sys.exit("the last checkpoint could not be written")
-            if self.stopping:
-                print(f"stopped; to resume: python {self.script}.py --resume {self.folder}", flush=True)
+            resume, evaluate = f"stopped; to resume: python {self.script}.py --resume", "finished: python evaluate.py"
+            print(resume if self.stopping else evaluate, self.folder, flush=True)
         if self.stopping:
             sys.exit(128 + self.stopping)
 
