@@ -26,7 +26,7 @@ from torch.distributions import Normal, kl_divergence
 
 MAX_STD = 2.0  # of an action; ours: the environment clamps actions, so without a bound the entropy bonus has no cost
 MUTATED = ("lr", "kl_threshold", "ent_coef", "gamma", "gae_lambda", "clip_coef")  # PBT: an agent's hyperparameters
-SCHEDULE = (100_000_000, 20_000_000)  # PBT: environment steps before the first copies, and between copies (DexPBT)
+SCHEDULE = (100_000_000, 20_000_000)  # PBT: environment steps before the first copies, and between copies
 
 
 @dataclass
@@ -105,9 +105,9 @@ class Args:
     num_agents: int = 8
     """A: number of agents, each with num_envs / num_agents environments (DexPBT: 8)"""
     pbt_start: Optional[int] = None
-    """environment steps before the first copies; unset: 100 M (DexPBT), or 1 % of a run of less than ten times that"""
+    """no copies before this step of all agents; unset: 100 M, or 1 % of a run below 1 B (DexPBT: 100 M of each)"""
     pbt_interval: Optional[int] = None
-    """environment steps between copies; unset: 20 M (DexPBT), or 1 % of a run of less than ten times that"""
+    """steps of all agents before and between copies, at least; unset: 20 M, or 1 % of a run shorter than 200 M"""
     mutation_rate: float = 0.25
     """probability that a copied hyperparameter changes (Isaac Lab: 0.25)"""
 
@@ -251,7 +251,7 @@ class Agent(nn.ModuleList):
             inputs = [x if x is None else x[:, own] for x in (obs, dones, lstm_state, action)]
             drawn, logprob, policy, value, states = self[k].get_action_and_value(*inputs)
             outputs.append((drawn, logprob, policy.mean, policy.stddev, value, states))
-        order = agent_ids[0].argsort(stable=True).argsort()  # agent by agent -> as the columns came
+        order = agent_ids[0].argsort(stable=True).argsort()  # column -> its place in outputs
         action, logprob, mean, std, value, states = (torch.cat(x, 1)[:, order] for x in zip(*outputs))
         return action, logprob, Normal(mean, std, validate_args=False), value, states
 
@@ -429,7 +429,7 @@ def main(argv=None):
         # ---------------------------------------------------------------- Update
         step_losses = defaultdict(list)  # name -> one number per gradient step
         kl = torch.zeros(A, device=device)
-        for epoch, k in itertools.product(range(args.update_epochs), range(A)):  # PBT: agent by agent
+        for epoch, k in itertools.product(range(args.update_epochs), range(A)):  # PBT: others have no gradient
             network, own, batch = agent[k], optimizer.param_groups[k], batches[k]
             kls = []
             order = torch.randperm(batch["obs"].shape[1], device=device)
