@@ -98,6 +98,8 @@ class Args:
     """put LSTM and LayerNorm before the MLP (released code of all three papers, for AllegroKuka)"""
     lstm_size: int = 768
     """H: units of the LSTM (SAPG, EPO B.2: 768)"""
+    bf16: bool = False
+    """compute the update's networks in bfloat16, faster on GPUs and on CPUs with bf16 units"""
 
     # SAPG
     num_agents: int = 6
@@ -117,7 +119,6 @@ class Args:
     diagnostics_interval: int = 50
     """iterations between measurements of the distances between agents (harness/diagnostics.py); 0: never"""
 
-    # Runtime
     device: tyro.conf.Suppress[str] = field(init=False, default="cpu")
     num_iterations: tyro.conf.Suppress[int] = field(init=False, default=0)
 
@@ -163,17 +164,12 @@ class RunningMeanStd(nn.Module):
         return x.clamp(-5.0, 5.0) * self.std + self.mean.float()
 
 
-def layer_init(layer):
-    """PyTorch's weights, zero bias (released code)."""
-    nn.init.zeros_(layer.bias)
-    return layer
-
-
 def make_mlp(width, sizes):
-    """Linear layers of the given sizes, ELU after each."""
+    """Linear layers of the given sizes, ELU after each; PyTorch's weights, zero biases (released code)."""
     layers = []
     for size in sizes:
-        layers += [layer_init(nn.Linear(width, size)), nn.ELU()]
+        layers += [nn.Linear(width, size), nn.ELU()]
+        nn.init.zeros_(layers[-2].bias)
         width = size
     return nn.Sequential(*layers)
 
@@ -185,6 +181,7 @@ class Agent(nn.Module):
         super().__init__()
         self.obs_rms = RunningMeanStd(num_obs)
         self.value_rms = RunningMeanStd()
+        self.bf16 = args.bf16
         self.latents = nn.Parameter(torch.randn(args.num_agents, args.latent_dim))  # SAPG: one phi per agent
         width = num_obs + args.latent_dim
         self.state_size = 2 * args.lstm_size if args.lstm else 0  # h and c side by side
@@ -193,8 +190,10 @@ class Agent(nn.Module):
             self.layer_norm = nn.LayerNorm(args.lstm_size)
             width = args.lstm_size
         self.mlp = make_mlp(width, args.hidden_sizes)
-        self.actor = layer_init(nn.Linear(args.hidden_sizes[-1], num_actions))
-        self.critic = layer_init(nn.Linear(args.hidden_sizes[-1], 1))
+        self.actor = nn.Linear(args.hidden_sizes[-1], num_actions)
+        self.critic = nn.Linear(args.hidden_sizes[-1], 1)
+        nn.init.zeros_(self.actor.bias)
+        nn.init.zeros_(self.critic.bias)
         self.critic_mlp = make_mlp(width, args.hidden_sizes) if args.separate_critic else None
         # SAPG: one std per agent
         self.actor_logstd = nn.Parameter(torch.full((args.num_agents, num_actions), math.log(args.init_std)))
@@ -227,13 +226,14 @@ class Agent(nn.Module):
 
     def get_action_and_value(self, obs, agent_ids, dones, lstm_state, action=None):
         """Action (T, N, U), its log-probability (T, N), the Normal policy, normalised value (T, N), states."""
-        x, states = self.encode(obs, agent_ids, dones, lstm_state)
-        features = self.mlp(x)
-        mean = self.actor(features)
+        with torch.autocast(obs.device.type, torch.bfloat16, enabled=self.bf16 and torch.is_grad_enabled()):
+            x, states = self.encode(obs, agent_ids, dones, lstm_state)
+            features = self.mlp(x)
+            mean = self.actor(features).float()
+            value = self.critic(self.critic_mlp(x) if self.critic_mlp else features).squeeze(-1).float()
         policy = Normal(mean, self.actor_logstd[agent_ids].exp().expand_as(mean), validate_args=False)
         if action is None:
             action = mean + policy.stddev * torch.randn_like(mean)  # on a GPU policy.sample() waits for the device
-        value = self.critic(self.critic_mlp(x) if self.critic_mlp else features).squeeze(-1)
         return action, policy.log_prob(action).sum(-1), policy, value, states
 
     def best_action(self, policy):

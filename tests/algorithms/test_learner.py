@@ -1,5 +1,6 @@
 """How the learner is kept steady: its rate, its noise, its critic; and what its logged numbers mean."""
 
+import itertools
 import math
 import statistics
 
@@ -60,6 +61,25 @@ def test_a_separate_critic_shares_nothing_with_the_policy(script, separate):
         }
     critics = {"critic", "critic_mlp"} if separate else {"critic", "mlp"}
     assert moved == {"value": critics, "policy": {"actor", "actor_logstd", "mlp"}}
+
+
+# ---------------------------------------------------------------- bfloat16
+
+
+@every_script
+@pytest.mark.parametrize("network", ["", "--lstm --lstm-size 8", "--separate-critic"])
+def test_bf16_rounds_what_has_gradients_and_nothing_else(script, network):
+    outputs, ids = {}, () if script is ppo else (torch.zeros(1, 6, dtype=torch.long),)
+    for gradients, flag in itertools.product((False, True), ("--bf16", "--no-bf16")):
+        torch.manual_seed(0)
+        agent = script.Agent(3, 2, parse(script, f"{FLAGS[script]} {network} {flag}"))
+        inputs = torch.randn(4, 6, 3), *ids, torch.zeros(4, 6, dtype=torch.bool), torch.zeros(1, 6, agent.state_size)
+        with torch.set_grad_enabled(gradients):
+            _, logprob, policy, value, _ = agent.get_action_and_value(*inputs, torch.ones(4, 6, 2))
+        outputs[gradients, flag] = torch.stack([logprob, *policy.mean.unbind(-1), value])  # of one type
+    assert torch.equal(outputs[False, "--bf16"], outputs[False, "--no-bf16"])
+    error = (outputs[True, "--bf16"] - outputs[True, "--no-bf16"]).abs().amax((1, 2))
+    assert outputs[True, "--bf16"].dtype == torch.float32 and (error > 1e-5).all() and (error < 2e-2).all()
 
 
 # ---------------------------------------------------------------- action noise

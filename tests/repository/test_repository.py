@@ -133,7 +133,7 @@ def test_every_flag_is_documented_and_read(script):
     assert set(flags(script)) <= read & set(documented)
 
 
-SHARED = "MAX_STD RunningMeanStd layer_init make_mlp compute_gae n_step_returns adapt_learning_rate".split()
+SHARED = "MAX_STD RunningMeanStd make_mlp compute_gae n_step_returns adapt_learning_rate".split()
 SHARED_BY_POPULATIONS = [*SHARED, "Agent", "sample_offpolicy_columns", "offpolicy_batch"]
 
 
