@@ -40,6 +40,7 @@ TOY = dict(  # ours
 PPO = PBT = {
     "AllegroHand": dict(IN_HAND, hidden_sizes=(512, 256, 128)),
     **{task: ALLEGRO_KUKA for task in TASKS if task.startswith("AllegroKuka")},
+    **{x: dict(ALLEGRO_KUKA, kl_threshold=0.008, clip_coef=0.2, init_std=0.15) for x in TASKS if "Held" in x},  # ours
     "Ant": dict(
         num_envs=4_096, total_timesteps=100_000_000, num_steps=16, num_minibatches=2, update_epochs=4,
         learning_rate=3e-4, kl_threshold=0.008, clip_coef=0.2, vf_coef=2.0, bounds_coef=1e-4, reward_scale=0.01,
@@ -51,8 +52,7 @@ PPO = PBT = {
         learning_rate=3e-4, kl_threshold=0.008, clip_coef=0.2, vf_coef=4.0, bounds_coef=1e-4, reward_scale=0.1,
         hidden_sizes=(32, 32),
     ),
-    "FrankaCubePush": FRANKA_CUBE,
-    "FrankaCubeStack": FRANKA_CUBE,
+    **dict.fromkeys(("FrankaCubePush", "FrankaCubeStack"), FRANKA_CUBE),
     "Grasp": dict(TOY, total_timesteps=4_000_000),
     "Humanoid": dict(LOCOMOTION, learning_rate=5e-4, reward_scale=0.01),
     "Moat": dict(TOY, total_timesteps=6_000_000),
@@ -67,10 +67,9 @@ POPULATION = dict(
 )  # fmt: skip
 SAPG = merge(PPO, {
     # half of CPO's 0.005; with two arms of 0.002, as released
-    **{task: dict(max_ent_coef=0.0025) for task in PPO if task.startswith("AllegroKukaReorientation")},
-    **{task: dict(max_ent_coef=0.001) for task in PPO if task.startswith("AllegroKukaTwoArms")},
-    **{task: dict(max_ent_coef=0.001) for task in ("Anymal", "Humanoid")},
-    **{task: dict(max_ent_coef=0.0025) for task in ("FrankaCubePush", "FrankaCubeStack", "ShadowHand")},
+    **{task: dict(max_ent_coef=0.0025) for task in PPO
+       if task.startswith(("AllegroKukaReorientation", "FrankaCube", "ShadowHand"))},
+    **{task: dict(max_ent_coef=0.001) for task in PPO if task.startswith(("AllegroKukaTwoArms", "Anymal", "Humanoid"))},
     "Grasp": dict(max_ent_coef=0.005),  # ours
     "Moat": dict(max_ent_coef=0.025),  # ours
     **{f"envpool:{task}-v5": POPULATION for task in ("Ant", "Hopper", "Walker2d")},
@@ -98,6 +97,7 @@ CPU = {
     **{task: dict(SMALL, total_timesteps=80_000_000) for task in ("AllegroHand", "ShadowHand")},
     **{task: dict(SMALL, update_epochs=5, total_timesteps=50_000_000 if "TwoArms" in task else 60_000_000)
        for task in PPO if task.startswith("AllegroKuka")},
+    **{x: dict(SMALL, num_envs=2_048, update_epochs=4, total_timesteps=60_000_000) for x in PPO if "Held" in x},
     "Anymal": dict(SMALL, total_timesteps=60_000_000),
     **{task: dict(SMALL, total_timesteps=100_000_000) for task in PPO if task in ("Ant", "Humanoid") or "Cube" in task},
 }

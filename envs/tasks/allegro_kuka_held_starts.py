@@ -1,8 +1,8 @@
-"""AllegroKuka with held starts, ours: a share of the training episodes begins with the object in the closed hand.
+"""AllegroKuka with held starts, ours: most goals of a training begin with the object in the hand.
 
-Throwing the object pays the lift bonus at once, holding it pays only a policy that can hold already: these episodes
-show it what holding pays. Evaluation plays the original starts. All else is in allegro_kuka.py, shape letters too; S is
-the number of held states that an environment keeps.
+Throwing the object pays the lift bonus at once, holding it pays only a policy that can hold already: these starts show
+it what holding pays. Evaluation plays the original starts. All else is in allegro_kuka.py, shape letters too; S is the
+number of states of a kind that an environment keeps.
 """
 
 import torch
@@ -16,9 +16,11 @@ from envs.tasks.allegro_kuka import (
     OBJECT,
     AllegroKukaRegrasping,
     AllegroKukaReorientation,
+    half_height,
 )
 
 HAND_STEP = 0.1  # rad per control step at an action of 1, where the hand's targets are relative
+DROPPED = 0.2  # m from the nearest fingertip: there an episode ends whose goal began with the object in the hand
 
 # Joint angles (rad) of a grasp of a 5 cm cube with thumb and fingers, and of the arm that lifts it off the table.
 ARM_LOW = (-1.613, 1.644, 0.033, 1.307, 0.04, 1.354, 2.312)
@@ -31,25 +33,29 @@ OPEN_NOISE, SHUT_EXTRA = 0.15, (0.0, 0.5)  # rad; the hand closes farther than a
 TOWARDS_PALM, CENTRE_NOISE = (0.0, 0.5), 0.015  # share of the way there from between the fingertips; m
 POSE_DRAWS, GRASP_HEIGHT = 4, scene.TABLE_TOP + 0.27  # at most, until the fingertips are as high, m
 
-BANK_SIZE = 8  # S, at most
-BANK_STEPS, CHECK_STEPS, HELD_STEPS = 300, 15, 75  # control steps: in all, between checks, that a grasp has to last
-HELD_DISTANCE, HELD_SPEED, HELD_HEIGHT = 0.16, 0.1, scene.TABLE_TOP + 0.2  # m from the palm, m/s, m: high enough to
-# count as lifted. With lower ones PPO learns more slowly; where these pay the bonus it learns to throw from the hand.
+HIGH, LOW, OPEN = KINDS = range(3)  # held in the air, held over the table, on the table between open fingers
+BANK_SIZE = 4  # S, at most
+GRASP_STEPS, CHECK_STEPS, HELD_STEPS = 300, 15, 75  # control steps: in all, between checks, that a grasp has to last
+PUT_DOWNS, LOWER_STEPS, OPEN_STEPS, SETTLE_STEPS = 3, 180, 45, 20  # times; control steps
+HELD_DISTANCE, OPEN_DISTANCE, HELD_SPEED = 0.16, 0.19, 0.1  # from the palm, m; m/s
+HELD_HEIGHT = scene.TABLE_TOP + 0.2  # m: high enough to count as lifted
+TABLE_GAP, TIP_GAP, LAID_GAP = 0.003, 0.012, 0.01  # m above the table: of object or fingertips the hand stops; on it
 
 
 class HeldStarts:
     """To be put before a task with one arm. An environment's held states are found by closing its hand around its
-    object in the air; some objects have none. They are part of the state that is saved.
+    object in the air and putting it down; some objects have none. They are part of the state that is saved.
     """
 
-    held_share = 0.5  # of the training episodes, where there are held states
+    held_share = 0.9  # of the goals in training, where there are held states
     relative_hand = True  # whether the hand's targets are relative to its last ones too: an action of 0 keeps it shut
 
     def __init__(self, num_envs, device, seed, engine="mujoco"):
         super().__init__(num_envs, device, seed, engine)
-        self.held_qpos = self.zeros(BANK_SIZE, self.engine.qpos.shape[1])
-        self.held_target = self.zeros(BANK_SIZE, self.num_joints)
-        self.held_count = self.zeros(dtype=torch.long)
+        self.held_qpos = self.zeros(len(KINDS), BANK_SIZE, self.engine.qpos.shape[1])
+        self.held_target = self.zeros(len(KINDS), BANK_SIZE, self.num_joints)
+        self.held_count = self.zeros(len(KINDS), dtype=torch.long)
+        self.from_hand = self.zeros(dtype=torch.bool)  # whether the goal began with a held state
         hand_step = [HAND_STEP] * (JOINTS_PER_ROBOT - NUM_ARM)
         self.target_step = self.tensor([ARM_SPEED * scene.CONTROL_PERIOD] * NUM_ARM + hand_step)  # rad
 
@@ -65,41 +71,57 @@ class HeldStarts:
 
     def reset_where(self, mask):
         super().reset_where(mask)
+        self.begin_held(mask)
+
+    def begin_next_goal(self, mask):
+        super().begin_next_goal(mask)
+        self.begin_held(mask)
+
+    def begin_held(self, mask):
+        """In a training, give a share of the goals that begin now a held state; a high one makes its goal nearer."""
+        self.from_hand = self.from_hand & ~mask
         if not (self.training and mask.any()):
             return
-        held = mask & (self.held_count > 0) & (self.uniform(0.0, 1.0) < self.held_share)
-        drawn = (self.uniform(0.0, 1.0) * self.held_count).long()
-        rows = torch.arange(self.num_envs, device=self.device)
-        self.engine.set_state(held, self.held_qpos[rows, drawn], torch.zeros_like(self.engine.qvel))
-        self.target = torch.where(held[:, None], self.held_target[rows, drawn], self.target)
-        self.lifted = self.lifted | held
+        rows, kind = torch.arange(self.num_envs, device=self.device), (len(KINDS) * self.uniform(0.0, 1.0)).long()
+        count = self.held_count[rows, kind]
+        held = mask & (count > 0) & (self.uniform(0.0, 1.0) < self.held_share)
+        state = rows, kind, (self.uniform(0.0, 1.0) * count).long()
+        self.engine.set_state(held, self.held_qpos[state], torch.zeros_like(self.engine.qvel))
+        self.target = torch.where(held[:, None], self.held_target[state], self.target)
+        self.from_hand = self.from_hand | held
+        high = held & (kind == HIGH)
+        self.lifted = self.lifted | high
+        position = self.engine.body_pos[:, OBJECT]
+        nearer = position + self.uniform(0.0, 1.0, 1) * (self.goal[:, :3] - position)
+        self.goal[:, :3] = torch.where(high[:, None], nearer, self.goal[:, :3])
+        self.engine.set_mocap(high, self.goal[:, None])
         self.closest_fingertip = torch.where(held[:, None], self.fingertip_distance(), self.closest_fingertip)
         self.closest_keypoint = torch.where(held, self.keypoint_distance(), self.closest_keypoint)
+
+    def lost(self, near, fingertip_distance):
+        return super().lost(near, fingertip_distance) | self.from_hand & (fingertip_distance.amin(1) > DROPPED)
 
     # ---------------------------------------------------------------- held states
 
     def find_held_states(self):
         """Fill the bank: hands close around objects; what is held after HELD_STEPS is kept, what falls is redrawn."""
-        print(f"held starts: {self.num_envs:,} hands grasp their objects", flush=True)
+        print(f"held starts: {self.num_envs:,} hands grasp their objects and put them down", flush=True)
         age = self.zeros(dtype=torch.long)  # control steps since the hand began to close
         target = self.begin_grasps(age == 0, self.target)
-        for _ in range(BANK_STEPS // CHECK_STEPS):
+        for _ in range(GRASP_STEPS // CHECK_STEPS):
             for _ in range(CHECK_STEPS):
                 self.engine.step(target)
             age += CHECK_STEPS
-            position = self.engine.body_pos[:, OBJECT]
-            near = (position - self.palm_centre()).norm(dim=1) < HELD_DISTANCE
+            near = self.palm_distance() < HELD_DISTANCE
+            high = self.engine.body_pos[:, OBJECT, 2] > HELD_HEIGHT
             over = self.engine.broken | ~near | (age >= HELD_STEPS)
-            still = self.engine.body_linvel[:, OBJECT].norm(dim=1) < HELD_SPEED
-            held = near & still & ~self.engine.broken & (position[:, 2] > HELD_HEIGHT) & (age >= HELD_STEPS)
-            rows = (held & (self.held_count < BANK_SIZE)).nonzero().squeeze(1)
-            self.held_qpos[rows, self.held_count[rows]] = self.engine.qpos[rows]
-            self.held_target[rows, self.held_count[rows]] = target[rows]
-            self.held_count[rows] += 1
+            self.keep(HIGH, self.rests_at(HELD_DISTANCE) & high & (age >= HELD_STEPS), target)
             target = self.begin_grasps(over, target)
             age.masked_fill_(over, 0)
-        share, mean = (self.held_count > 0).float().mean(), self.held_count.float().mean()
-        print(f"held starts: {share:.0%} of the environments have some, {mean:.1f} on average", flush=True)
+        for _ in range(PUT_DOWNS):
+            self.put_down()
+        shares = ", ".join(f"{share:.0%}" for share in (self.held_count > 0).float().mean(0).tolist())
+        print(f"held starts: environments with states held high, held low, between open fingers: {shares}", flush=True)
 
     def begin_grasps(self, mask, target):
         """Put the objects of mask (N,) bool between the fingers of open hands in the air, at rest.
@@ -126,9 +148,57 @@ class HeldStarts:
         closed = torch.cat([pose[:, :NUM_ARM], shut + self.uniform(*SHUT_EXTRA, len(HAND_SHUT))], 1)
         return torch.where(mask[:, None], closed.clamp(self.joint_lower, self.joint_upper), target)
 
+    def put_down(self):
+        """Lower what is held high to the table and open the hand; keep the states before and after it opens."""
+        low, high, opened = map(self.tensor, (ARM_LOW, ARM_HIGH, HAND_OPEN))
+        has_some = self.held_count[:, HIGH] > 0
+        rows = torch.arange(self.num_envs, device=self.device)
+        state = rows, HIGH, (self.uniform(0.0, 1.0) * self.held_count[:, HIGH]).long()
+        self.engine.set_state(has_some, self.held_qpos[state], torch.zeros_like(self.engine.qvel))
+        target = self.held_target[state]
+        arm, shut = target[:, :NUM_ARM].clone(), target[:, NUM_ARM:].clone()
+        way = high - low
+        aside = arm - low - ((arm - low) @ way / (way @ way))[:, None] * way
+        lowest = low - 0.2 * way + 0.5 * aside
+        down = ~has_some
+        for step in range(LOWER_STEPS + SETTLE_STEPS):
+            down = down | (self.gap() < TABLE_GAP) | (self.fingertips()[..., 2].amin(1) < scene.TABLE_TOP + TIP_GAP)
+            lowered = arm + min((step + 1) / LOWER_STEPS, 1.0) * (lowest - arm)
+            target[:, :NUM_ARM] = torch.where(down[:, None], target[:, :NUM_ARM], lowered)
+            target = target.clamp(self.joint_lower, self.joint_upper)
+            self.engine.step(target)
+        self.keep(LOW, has_some & self.rests_at(HELD_DISTANCE), target)
+        for step in range(OPEN_STEPS + SETTLE_STEPS):
+            target[:, NUM_ARM:] = shut + min((step + 1) / OPEN_STEPS, 1.0) * (opened - shut)
+            target = target.clamp(self.joint_lower, self.joint_upper)
+            self.engine.step(target)
+        self.keep(OPEN, has_some & self.rests_at(OPEN_DISTANCE) & (self.gap() < LAID_GAP), target)
+
+    def keep(self, kind, mask, target):
+        """Add the present states of mask (N,) bool, with target (N, J) rad, to the bank where it has room."""
+        rows = (mask & (self.held_count[:, kind] < BANK_SIZE)).nonzero().squeeze(1)
+        state = rows, kind, self.held_count[rows, kind]
+        self.held_qpos[state] = self.engine.qpos[rows]
+        self.held_target[state] = target[rows]
+        self.held_count[rows, kind] += 1
+
+    def rests_at(self, distance):
+        """Whether the object is within `distance` (m) of the palm and hardly moves (N,) bool."""
+        slow = self.engine.body_linvel[:, OBJECT].norm(dim=1) < HELD_SPEED
+        return (self.palm_distance() < distance) & slow & ~self.engine.broken
+
+    def gap(self):
+        """Between the table and the object's lowest corner (N,) m."""
+        lowest = self.engine.body_pos[:, OBJECT, 2] - half_height(self.engine.body_quat[:, OBJECT], self.object_size)
+        return lowest - scene.TABLE_TOP
+
     def palm_centre(self):
         """(N, 3) m."""
         return self.engine.body_pos[:, 0] + rotate(self.engine.body_quat[:, 0], self.palm_offset)
+
+    def palm_distance(self):
+        """From the palm's centre to the object's (N,) m."""
+        return (self.engine.body_pos[:, OBJECT] - self.palm_centre()).norm(dim=1)
 
 
 class AllegroKukaRegraspingHeldStarts(HeldStarts, AllegroKukaRegrasping):

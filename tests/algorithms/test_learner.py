@@ -63,9 +63,6 @@ def test_a_separate_critic_shares_nothing_with_the_policy(script, separate):
     assert moved == {"value": critics, "policy": {"actor", "actor_logstd", "mlp"}}
 
 
-# ---------------------------------------------------------------- bfloat16
-
-
 @every_script
 @pytest.mark.parametrize("network", ["", "--lstm --lstm-size 8", "--separate-critic"])
 def test_bf16_rounds_what_has_gradients_and_nothing_else(script, network):

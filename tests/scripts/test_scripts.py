@@ -7,7 +7,6 @@ import pathlib
 import re
 import shutil
 from dataclasses import fields
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,7 +16,6 @@ import envs
 import epo
 import evaluate
 import export
-import harness
 import pbt
 import ppo
 import sapg
@@ -49,13 +47,6 @@ def test_every_row_of_its_table_is_accepted(script):
         args = parse(script, f"--no-cuda --env-id {env_id} --num-envs 8 --num-minibatches 4 {POPULATION[script]}")
         assert args.env_id == env_id and args.num_iterations > 0
         script.Agent(3, 2, args)
-
-
-@pytest.mark.parametrize("device, engine", [("cpu", "mujoco"), ("cuda", "warp"), ("cuda", "mujoco")])
-def test_a_line_says_that_a_gpu_waits_for_physics_on_the_cpu(device, engine, monkeypatch, capsys):
-    monkeypatch.setattr(envs, "make", lambda *_, **__: SimpleNamespace(engine_name=engine))
-    harness.make_env(SimpleNamespace(env_id="Ant", num_envs=8, device=device, seed=1, engine="auto"))
-    assert ("requirements-gpu.txt" in capsys.readouterr().out) == (device == "cuda" and engine == "mujoco")
 
 
 def test_an_objective_that_is_not_a_number_is_not_shown(capsys, monkeypatch):
