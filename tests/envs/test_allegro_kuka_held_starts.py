@@ -1,4 +1,4 @@
-"""Held starts: where goals of a training begin with the object in the hand, what that pays, what stays as it was."""
+"""Held starts: where goals of a training begin with the object in the hand, what that pays, and what stays."""
 
 from functools import lru_cache
 
