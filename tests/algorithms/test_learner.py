@@ -143,3 +143,4 @@ def test_a_rollout_step_and_a_minibatch_launch_few_operators(script, network, mo
     assert max(b - a for a, b in zip(after, before[1:])) <= 75
     _, second, third, _ = minibatches  # Adam makes its moments in the first
     assert third - second <= (400 if script is cpo else 300)
+    assert waits.count < (16 if "--lstm " in network else 9)  # none in each of 16 steps or, but for the LSTM, of 4

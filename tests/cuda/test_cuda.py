@@ -13,6 +13,7 @@ import evaluate
 import export
 import ppo
 import sapg
+from benchmarks.scripts import gpu
 from tests.conftest import DRIFT, every_script, the_run
 from tests.cuda.conftest import CudaTensor
 from tests.scripts.conftest import assert_same_state, checkpoint
@@ -81,6 +82,11 @@ def test_a_task(env_id):
         *results, info = env.step(torch.zeros(4, env.num_actions, device="cuda"))
         results += [info["final_obs"], *info["episode"].values(), *info["metrics"].values()]
     assert all(x.is_cuda for x in results + list(vars(env).values()) if isinstance(x, torch.Tensor))
+
+
+def test_engines_are_compared_without_what_two_devices_draw_differently(monkeypatch):
+    monkeypatch.setattr(gpu.throughput, "DEVICE", "cuda")
+    assert gpu.compare_engines("AllegroKukaRegrasping", 8, 30, "mujoco") == [0.0] * 30
 
 
 # ---------------------------------------------------------------- scripts
