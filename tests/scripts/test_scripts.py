@@ -1,7 +1,6 @@
 """The scripts as people run them: what they print, what they write, what they refuse; and that PPO learns."""
 
 import importlib.util
-import math
 import os
 import pathlib
 import re
