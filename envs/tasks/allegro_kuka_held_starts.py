@@ -33,10 +33,10 @@ OPEN_NOISE, SHUT_EXTRA = 0.15, (0.0, 0.5)  # rad; the hand closes farther than a
 TOWARDS_PALM, CENTRE_NOISE = (0.0, 0.5), 0.015  # share of the way there from between the fingertips; m
 POSE_DRAWS, GRASP_HEIGHT = 4, scene.TABLE_TOP + 0.27  # at most, until the fingertips are as high, m
 
-HIGH, LOW, OPEN = KINDS = range(3)  # held in the air, held over the table, on the table between open fingers
+HIGH, LOW, OPEN = KINDS = range(3)  # held in the air, held over the table, on it between more or less open fingers
 BANK_SIZE = 4  # S, at most
 GRASP_STEPS, CHECK_STEPS, HELD_STEPS = 300, 15, 75  # control steps: in all, between checks, that a grasp has to last
-PUT_DOWNS, LOWER_STEPS, OPEN_STEPS, SETTLE_STEPS = 3, 180, 45, 20  # times; control steps
+PUT_DOWNS, LOWER_STEPS, OPEN_STEPS, SETTLE_STEPS = 4, 180, 45, 20  # times; control steps
 HELD_DISTANCE, OPEN_DISTANCE, HELD_SPEED = 0.16, 0.19, 0.1  # from the palm, m; m/s
 HELD_HEIGHT = scene.TABLE_TOP + 0.2  # m: high enough to count as lifted
 TABLE_GAP, TIP_GAP, LAID_GAP = 0.003, 0.012, 0.01  # m above the table: of object or fingertips the hand stops; on it
@@ -149,7 +149,7 @@ class HeldStarts:
         return torch.where(mask[:, None], closed.clamp(self.joint_lower, self.joint_upper), target)
 
     def put_down(self):
-        """Lower what is held high to the table and open the hand; keep the states before and after it opens."""
+        """Lower what is held high to the table and open the hand by some share; keep the states before and after."""
         low, high, opened = map(self.tensor, (ARM_LOW, ARM_HIGH, HAND_OPEN))
         has_some = self.held_count[:, HIGH] > 0
         rows = torch.arange(self.num_envs, device=self.device)
@@ -168,8 +168,9 @@ class HeldStarts:
             target = target.clamp(self.joint_lower, self.joint_upper)
             self.engine.step(target)
         self.keep(LOW, has_some & self.rests_at(HELD_DISTANCE), target)
+        way = self.uniform(0.0, 1.0, 1) * (opened - shut)
         for step in range(OPEN_STEPS + SETTLE_STEPS):
-            target[:, NUM_ARM:] = shut + min((step + 1) / OPEN_STEPS, 1.0) * (opened - shut)
+            target[:, NUM_ARM:] = shut + min((step + 1) / OPEN_STEPS, 1.0) * way
             target = target.clamp(self.joint_lower, self.joint_upper)
             self.engine.step(target)
         self.keep(OPEN, has_some & self.rests_at(OPEN_DISTANCE) & (self.gap() < LAID_GAP), target)
