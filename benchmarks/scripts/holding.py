@@ -9,7 +9,9 @@ and prints Markdown tables of episodes' shares and of the reward's terms.
     at goal   within the task's zone about the goal for at least one step
     lost      the episode terminated: the object fell off, or is out of reach
 
-The longest hold is that of all episodes; the top speed is the median over those in which the object was lifted.
+The longest hold is that of all episodes; the top speed is the median over those in which the object was lifted. Of a
+task with held starts, --start high, low or open begins episodes as its training does, where the object has such states;
+goals after a success begin as in the original.
 """
 
 import argparse
@@ -19,9 +21,11 @@ import torch
 import evaluate
 from envs.rotations import conjugate, rotate
 from envs.tasks.allegro_kuka import LIFT_OFFSET, LIFT_THRESHOLD, NEAR_FACTOR, OBJECT, AllegroKukaBase
+from envs.tasks.allegro_kuka_held_starts import KINDS
 
 REACH = 0.02  # m
 HELD_SECONDS = 0.5
+START = ["high", "low", "open", "original"]  # the first three in the order of KINDS
 
 
 def surface_distance(env):
@@ -31,13 +35,28 @@ def surface_distance(env):
     return (in_its_frame.abs() - env.object_size[:, None] / 2.0).clamp(min=0.0).norm(dim=2).amin(1)
 
 
-def play(env, player):
+def begin(env, start):
+    """The observation of a reset, (N, D), and which environments begin as wanted, (N,) bool."""
+    if start == "original":
+        return env.reset(), torch.ones(env.num_envs, dtype=torch.bool)
+    env.find_held_states()
+    env.held_count = torch.where(torch.tensor(KINDS) == START.index(start), env.held_count, 0)
+    env.reset()
+    has_some = env.held_count.any(1)
+    env.training, env.held_share = True, 1.0
+    while (has_some & ~env.from_hand).any():  # another kind was drawn
+        env.begin_held(has_some & ~env.from_hand)
+    env.training = False
+    return env.observe(), has_some
+
+
+def play(env, obs, player):
     """The first whole episode of every environment: name -> (N,), and the sums of its reward's terms (N, terms).
 
     reached, lifted, at goal, lost: 0 or 1; longest: steps in a row that it was held; speed: the highest, m/s, while it
     was lifted; length: steps; successes.
     """
-    obs, ended = env.reset(), env.zeros(dtype=torch.bool)
+    ended = env.zeros(dtype=torch.bool)
     names = "reached", "lifted", "longest", "at goal", "speed", "lost", "length", "successes"
     seen, streak, terms = {name: env.zeros() for name in names}, env.zeros(), torch.zeros_like(env.term_sums)
     while not ended.all():
@@ -67,6 +86,7 @@ def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", help="a run's folder or a policy's")
     parser.add_argument("--episodes", type=int, default=256)
+    parser.add_argument("--start", choices=START, default="original")
     parser.add_argument("--seed", type=int, default=1_000_000)
     args = parser.parse_args(argv)
     saved, script = evaluate.load(args.run)
@@ -80,7 +100,9 @@ def main(argv=None):
         agent = evaluate.make_agent(saved, script, env, "cpu")
         torch.manual_seed(args.seed)
         ids = torch.zeros(args.episodes, dtype=torch.long)
-        seen, terms = play(env, evaluate.Player(agent, ids, actions == "mean"))
+        obs, wanted = begin(env, args.start)
+        seen, terms = play(env, obs, evaluate.Player(agent, ids, actions == "mean"))
+        seen, terms = {name: value[wanted] for name, value in seen.items()}, terms[wanted]
         longest = seen["longest"] / env.frame_rate
         shares = [seen["reached"], seen["lifted"], longest >= HELD_SECONDS, seen["at goal"], seen["lost"]]
         speed = seen["speed"][seen["lifted"] > 0]

@@ -23,7 +23,7 @@ def found(env_id):
 
 
 def make(kind=None, env_id=REGRASPING):
-    """Environments of a training, resumed, and which have held states; with `kind` these begin with one, clocks at 0."""
+    """Environments of a training, resumed, and which have held states; with `kind` these begin so, clocks at 0."""
     env = envs.make(env_id, 24, training=True)
     env.load_state_dict(found(env_id))
     if kind is not None:
