@@ -1,10 +1,8 @@
 """`isaaclab:Isaac-Reorient-KukaAllegro`: the tasks of Isaac Lab 3. Written from the source of 3.0.0, not yet run."""
 
-import contextlib
-import io
-
 import gymnasium
 import isaaclab_tasks  # noqa: F401, registers them
+import numpy as np
 import torch
 from isaaclab.app import launch_simulation
 from isaaclab_tasks.utils import resolve_task_config
@@ -12,14 +10,15 @@ from isaaclab_tasks.utils import resolve_task_config
 from envs.adapters.adapter import Adapter, check_actions, check_known
 
 PPO = "rsl_rl_cfg_entry_point"  # in a task's registration: Isaac Lab's own PPO, which says what the actor observes
+SIMULATION = {}  # (task, environments, device) -> environment, groups, simulation; Isaac Lab holds one per process
 
 
 class IsaacLab(Adapter):
     """A task in its training configuration. Observations: all groups of the actor, with their noise and history.
 
-    KukaAllegro's are policy, proprio and perception. Actions without bounds are in the task's units, clamped to
-    [-1, 1], which Isaac Lab's training does not do. Isaac Lab resets within its step, and does not add the last step to
-    a history: its final observation is the one before. Objective: a hand's goals, KukaAllegro's success, the return.
+    Actions without bounds are in the task's units, clamped to [-1, 1], which Isaac Lab's training does not do. It
+    resets within its step, and does not add the last step to a history: its final observation is the one before.
+    Objective: a hand's goals, KukaAllegro's success, the return.
     """
 
     engine_name = "isaaclab"
@@ -33,25 +32,27 @@ class IsaacLab(Adapter):
 
     def __init__(self, name, num_envs, device, seed):
         super().__init__(num_envs, device, seed)
-        with contextlib.redirect_stdout(io.StringIO()):  # tables of all terms
+        kind = name, num_envs, str(self.device)
+        if kind not in SIMULATION:
             config, ppo = resolve_task_config(name, PPO, overrides=[])
-            config.scene.num_envs, config.sim.device, config.seed = num_envs, str(self.device), self.seeds[0]
-            config.compute_final_obs = True
-            self.simulation = launch_simulation(config, {"visualizer": []})
-            self.simulation.__enter__()
-            self.env = gymnasium.make(name, cfg=config).unwrapped
+            config.scene.num_envs, config.sim.device = num_envs, str(self.device)
+            config.seed, config.compute_final_obs = self.seeds[0], True
+            simulation = launch_simulation(config, {"visualizer": []})
+            simulation.__enter__()
+            groups = ppo.obs_groups["actor"] if isinstance(ppo.obs_groups, dict) else ["policy"]
+            SIMULATION[kind] = gymnasium.make(name, cfg=config).unwrapped, groups, simulation
+        self.env, self.groups, _ = SIMULATION[kind]
         check_actions(self.env.single_action_space)
         self.set_action_space(self.env.single_action_space)
-        self.groups = ppo.obs_groups["actor"] if isinstance(ppo.obs_groups, dict) else ["policy"]
-        self.num_obs = sum(self.env.single_observation_space[group].shape[0] for group in self.groups)
+        self.num_obs = sum(int(np.prod(self.env.single_observation_space[group].shape)) for group in self.groups)
         self.max_episode_steps = self.env.max_episode_length
         self.frame_rate = round(1.0 / self.env.step_dt)
-        self.control_steps, self.difficulty = torch.zeros((), dtype=torch.long), torch.zeros((), dtype=torch.float64)
+        self.control_steps, self.difficulty = torch.tensor(0), torch.tensor(torch.nan).double()
         self.adr = getattr(getattr(getattr(self.env, "curriculum_manager", None), "cfg", None), "adr", None)
-        self.reset_idx, self.env._reset_idx = self.env._reset_idx, self.score_and_reset
+        self.env._reset_idx = self.score_and_reset
 
     def flatten(self, obs):
-        return torch.cat([obs[group].float() for group in self.groups], 1)
+        return torch.cat([obs[group].flatten(1).float() for group in self.groups], 1)
 
     def score_and_reset(self, env_ids):
         """In the place of the task's `_reset_idx`: the last time that the successes of ending episodes can be read."""
@@ -59,14 +60,18 @@ class IsaacLab(Adapter):
         if rewards is not None and "success" in rewards.active_terms:
             score = getattr(rewards.get_term_cfg("success").func, "succeeded", None)
         self.score = None if score is None else score.float().clone()
-        if self.adr and self.adr.func.difficulty_frac != self.difficulty.item():  # a checkpoint's
-            level = self.difficulty.item() * self.adr.params["max_difficulty"]
-            self.adr.func.set_state(torch.full_like(self.adr.func.get_state(), level))
-        self.reset_idx(env_ids)
-        self.difficulty.fill_(self.adr.func.difficulty_frac if self.adr else 0.0)
+        if self.adr and not self.difficulty.isnan():  # may be a checkpoint's or rank 0's
+            level, most = self.adr.func.get_state(), self.adr.params["max_difficulty"]
+            level = (level + self.difficulty.item() * most - level.mean()).clamp(0.0, most)
+            self.adr.func.set_state(level + self.beginning)  # without successes a reset of all lowers it by one
+        type(self.env)._reset_idx(self.env, env_ids)
+        if self.adr and (self.training or self.difficulty.isnan()):  # an evaluation keeps it
+            self.difficulty.fill_(self.adr.func.difficulty_frac)
 
     def reset(self):
-        self.next_obs = self.flatten(self.env.reset()[0])
+        self.beginning = True
+        self.next_obs = self.flatten(self.env.reset(seed=self.seeds[0])[0])
+        self.beginning = False
         super().reset()
         self.env.episode_length_buf.copy_(self.episode_step)  # staggered in training
         return self.obs
