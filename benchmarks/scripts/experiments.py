@@ -237,6 +237,7 @@ EXPERIMENTS = {
                 )
             ),
             Variant("PBT-8, 768 rows", "pbt.py", "--num-agents 8 --num-minibatches 8"),  # an agent has 6,144 rows
+            Variant("PBT-8, 1,536 rows", "pbt.py", "--num-agents 8 --num-minibatches 4"),  # the papers' 4 minibatches
         )
     ),
     # 768 rows are 32 minibatches of 1,536 environments, but 512 of 24,576, with which PPO fails on Moat
