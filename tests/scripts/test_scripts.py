@@ -120,9 +120,9 @@ def test_help_lists_every_flag_and_the_tasks_defaults(script, capsys):
 @every_script
 @pytest.mark.parametrize("env_id", hyperparameters.CPU)
 def test_without_a_gpu_the_output_says_how_to_get_the_tuned_settings_back(script, env_id, capsys):
-    flags = f"--no-cuda --env-id {env_id}"
+    flags, num_envs = f"--no-cuda --env-id {env_id}", 2_048 if "Held" in env_id else 1_024
     args, out = parse(script, flags), " ".join(capsys.readouterr().out.split())
-    assert (args.num_envs - args.num_envs % 6, tuple(args.hidden_sizes), args.lstm) == (1_020, (256, 128, 64), False)
+    assert num_envs - 6 < args.num_envs <= num_envs and tuple(args.hidden_sizes) == (256, 128, 64) and not args.lstm
     restored = parse(script, f"{flags} {out.split('sized for a CPU; for a GPU: ')[1]}")
     for name, value in tuned(script)[env_id].items():
         blocks = getattr(args, "num_agents", 1)
