@@ -10,8 +10,8 @@ and prints Markdown tables of episodes' shares and of the reward's terms.
     lost      the episode terminated: the object fell off, or is out of reach
 
 The longest hold is that of all episodes; the top speed is the median over those in which the object was lifted. Of a
-task with held starts, --start high, low or open begins episodes as its training does, where the object has such states;
-goals after a success begin as in the original.
+task with held starts, --start begins episodes as its training does, where the object has such states; goals after a
+success begin as in the original.
 """
 
 import argparse
@@ -21,11 +21,10 @@ import torch
 import evaluate
 from envs.rotations import conjugate, rotate
 from envs.tasks.allegro_kuka import LIFT_OFFSET, LIFT_THRESHOLD, NEAR_FACTOR, OBJECT, AllegroKukaBase
-from envs.tasks.allegro_kuka_held_starts import KINDS
+from envs.tasks.allegro_kuka_held_starts import START
 
 REACH = 0.02  # m
 HELD_SECONDS = 0.5
-START = ["high", "low", "open", "original"]  # the first three in the order of KINDS
 
 
 def surface_distance(env):
@@ -40,13 +39,9 @@ def begin(env, start):
     if start == "original":
         return env.reset(), torch.ones(env.num_envs, dtype=torch.bool)
     env.find_held_states()
-    env.held_count = torch.where(torch.tensor(KINDS) == START.index(start), env.held_count, 0)
     env.reset()
-    has_some = env.held_count.any(1)
-    env.training, env.held_share = True, 1.0
-    while (has_some & ~env.from_hand).any():  # another kind was drawn
-        env.begin_held(has_some & ~env.from_hand)
-    env.training = False
+    has_some = env.held_count[:, START.index(start)] > 0
+    env.begin_with(has_some, torch.full_like(env.kind, START.index(start)))
     return env.observe(), has_some
 
 

@@ -217,6 +217,10 @@ class AllegroKukaBase(VectorEnv):
         """Whether the object is out of reach (N,) bool. near (N,) bool, fingertip_distance (N, F) m."""
         return self.engine.body_pos[:, OBJECT, 2] < FALL_HEIGHT
 
+    def given_up(self):
+        """Whether an episode ends before its time, as if that were over (N,) bool."""
+        return torch.zeros_like(self.lifted)
+
     def push(self):
         """Draw this step's push. Returns forces and torques on the bodies in world axes (N, B, 6), or None."""
         uniform = self.uniform(0.0, 1.0)
@@ -258,7 +262,7 @@ class AllegroKukaBase(VectorEnv):
         self.successes = self.successes + success
         self.episode_step.masked_fill_(success, 0)  # the clock runs per goal
         terminated = broken | self.lost(near, fingertip_distance)
-        truncated = self.successes >= MAX_SUCCESSES
+        truncated = self.given_up() | (self.successes >= MAX_SUCCESSES)
         done = terminated | truncated | (self.episode_step >= self.max_episode_steps)
         finished = done & ~self.shortened
         self.finished_successes = torch.where(finished, self.successes, self.finished_successes)
@@ -354,9 +358,7 @@ class AllegroKukaBase(VectorEnv):
     def reset_where(self, mask):
         if not mask.any():
             return
-        anywhere = self.uniform(self.joint_lower, self.joint_upper, self.num_joints)
-        pose = (1.0 - RESET_NOISE) * self.joint_default + RESET_NOISE * anywhere
-        pose = pose.clamp(self.joint_lower, self.joint_upper)  # the thumb's default lies outside its limits
+        pose = self.draw_pose()
         velocity = self.uniform(-RESET_VELOCITY, RESET_VELOCITY, self.num_joints)
         low, high = PUSH_PROBABILITY
         probability = low * (high / low) ** self.uniform(0.0, 1.0)
@@ -370,6 +372,12 @@ class AllegroKukaBase(VectorEnv):
         qpos, qvel = torch.cat([pose, of_object], 1), torch.cat([velocity, of_object[:, 1:]], 1)
         self.place_object(mask, *self.place_obstacle(qpos, qvel))
         self.set_goal(mask)
+
+    def draw_pose(self):
+        """Joint angles (N, J) rad that episodes begin with."""
+        anywhere = self.uniform(self.joint_lower, self.joint_upper, self.num_joints)
+        pose = (1.0 - RESET_NOISE) * self.joint_default + RESET_NOISE * anywhere
+        return pose.clamp(self.joint_lower, self.joint_upper)  # the thumb's default lies outside its limits
 
     def place_obstacle(self, qpos, qvel):
         """Append a loose obstacle, upright and at rest, to the coordinates and velocities of a reset."""

@@ -20,7 +20,7 @@ from envs.tasks.allegro_kuka import (
 )
 
 HAND_STEP = 0.1  # rad per control step at an action of 1, where the hand's targets are relative
-DROPPED = 0.2  # m from the nearest fingertip: there an episode ends whose goal began with the object in the hand
+DROPPED = 0.2  # m that all fingertips are farther from the object than at best: there such an episode ends
 
 # Joint angles (rad) of a grasp of a 5 cm cube with thumb and fingers, and of the arm that lifts it off the table.
 ARM_LOW = (-1.613, 1.644, 0.033, 1.307, 0.04, 1.354, 2.312)
@@ -33,11 +33,16 @@ OPEN_NOISE, SHUT_EXTRA = 0.15, (0.0, 0.5)  # rad; the hand closes farther than a
 TOWARDS_PALM, CENTRE_NOISE = (0.0, 0.5), 0.015  # share of the way there from between the fingertips; m
 POSE_DRAWS, GRASP_HEIGHT = 4, scene.TABLE_TOP + 0.27  # at most, until the fingertips are as high, m
 
-HIGH, LOW, OPEN = KINDS = range(3)  # held in the air, held over the table, on it between more or less open fingers
+# Held in the air, held over the table, on it between more and more open fingers, and beneath an open hand that is on its
+# way to the original start: in thirds of the opening and of the way.
+HIGH, LOW, AJAR, HALF_OPEN, OPEN, NEAR, HALFWAY, FAR, ORIGINAL = KINDS = range(9)  # the last is not in the bank
+START = ("high", "low", "ajar", "half_open", "open", "near", "halfway", "far", "original")
+LEAST_WEIGHT, RECENT = 0.02, 500.0  # of a kind that always or never succeeds; goals over which successes are averaged
+PATIENCE = 240  # control steps, after which an episode ends that did not begin with the original start
 BANK_SIZE = 4  # S, at most
 GRASP_STEPS, CHECK_STEPS, HELD_STEPS = 300, 15, 75  # control steps: in all, between checks, that a grasp has to last
-PUT_DOWNS, LOWER_STEPS, OPEN_STEPS, SETTLE_STEPS = 4, 180, 45, 20  # times; control steps
-HELD_DISTANCE, OPEN_DISTANCE, HELD_SPEED = 0.16, 0.19, 0.1  # from the palm, m; m/s
+PUT_DOWNS, LOWER_STEPS, THIRD_STEPS, SETTLE_STEPS = 2, 120, 15, 10  # times; control steps
+HELD_DISTANCE, OPEN_DISTANCE, REACH, HELD_SPEED = 0.16, 0.19, 0.4, 0.1  # from the palm, m; m/s
 HELD_HEIGHT = scene.TABLE_TOP + 0.2  # m: high enough to count as lifted
 TABLE_GAP, TIP_GAP, LAID_GAP = 0.003, 0.012, 0.01  # m above the table: of object or fingertips the hand stops; on it
 
@@ -47,15 +52,15 @@ class HeldStarts:
     object in the air and putting it down; some objects have none. They are part of the state that is saved.
     """
 
-    held_share = 0.9  # of the goals in training, where there are held states
     relative_hand = True  # whether the hand's targets are relative to its last ones too: an action of 0 keeps it shut
 
     def __init__(self, num_envs, device, seed, engine="mujoco"):
         super().__init__(num_envs, device, seed, engine)
-        self.held_qpos = self.zeros(len(KINDS), BANK_SIZE, self.engine.qpos.shape[1])
-        self.held_target = self.zeros(len(KINDS), BANK_SIZE, self.num_joints)
-        self.held_count = self.zeros(len(KINDS), dtype=torch.long)
-        self.from_hand = self.zeros(dtype=torch.bool)  # whether the goal began with a held state
+        self.held_qpos = self.zeros(ORIGINAL, BANK_SIZE, self.engine.qpos.shape[1])
+        self.held_target = self.zeros(ORIGINAL, BANK_SIZE, self.num_joints)
+        self.held_count = self.zeros(ORIGINAL, dtype=torch.long)
+        self.kind = self.zeros(dtype=torch.long).fill_(ORIGINAL)  # of the start that the goal began with
+        self.solved_share = torch.full((len(KINDS),), 0.5, device=self.device)  # of the recent goals of each kind
         hand_step = [HAND_STEP] * (JOINTS_PER_ROBOT - NUM_ARM)
         self.target_step = self.tensor([ARM_SPEED * scene.CONTROL_PERIOD] * NUM_ARM + hand_step)  # rad
 
@@ -71,24 +76,34 @@ class HeldStarts:
 
     def reset_where(self, mask):
         super().reset_where(mask)
-        self.begin_held(mask)
+        self.begin_held(mask, solved=False)
 
     def begin_next_goal(self, mask):
         super().begin_next_goal(mask)
-        self.begin_held(mask)
+        self.begin_held(mask, solved=True)
 
-    def begin_held(self, mask):
-        """In a training, give a share of the goals that begin now a held state; a high one makes its goal nearer."""
-        self.from_hand = self.from_hand & ~mask
+    def begin_held(self, mask, solved):
+        """In a training, begin the goals of mask (N,) bool with one kind of start or another.
+
+        solved: whether the goals before these were reached. Kinds of which half are reached come most often.
+        """
         if not (self.training and mask.any()):
             return
-        rows, kind = torch.arange(self.num_envs, device=self.device), (len(KINDS) * self.uniform(0.0, 1.0)).long()
-        count = self.held_count[rows, kind]
-        held = mask & (count > 0) & (self.uniform(0.0, 1.0) < self.held_share)
-        state = rows, kind, (self.uniform(0.0, 1.0) * count).long()
+        ended = (mask[:, None] & (self.kind[:, None] == torch.arange(len(KINDS), device=self.device))).sum(0)
+        self.solved_share += ended * (float(solved) - self.solved_share) / (ended + RECENT)
+        weight = self.solved_share * (1.0 - self.solved_share) + LEAST_WEIGHT
+        possible = torch.cat([self.held_count > 0, torch.ones_like(mask)[:, None]], 1)
+        kind = (weight * possible / self.uniform(1e-6, 1.0, len(KINDS)).log().neg()).argmax(1)  # with these weights
+        self.begin_with(mask, kind)
+
+    def begin_with(self, mask, kind):
+        """Begin the goals of mask (N,) bool with states of `kind` (N,) from the bank; a high one makes its goal nearer."""
+        self.kind = torch.where(mask, kind, self.kind)
+        held, kind = mask & (kind < ORIGINAL), kind.clamp(max=FAR)
+        rows = torch.arange(self.num_envs, device=self.device)
+        state = rows, kind, (self.uniform(0.0, 1.0) * self.held_count[rows, kind]).long()
         self.engine.set_state(held, self.held_qpos[state], torch.zeros_like(self.engine.qvel))
         self.target = torch.where(held[:, None], self.held_target[state], self.target)
-        self.from_hand = self.from_hand | held
         high = held & (kind == HIGH)
         self.lifted = self.lifted | high
         position = self.engine.body_pos[:, OBJECT]
@@ -99,7 +114,15 @@ class HeldStarts:
         self.closest_keypoint = torch.where(held, self.keypoint_distance(), self.closest_keypoint)
 
     def lost(self, near, fingertip_distance):
-        return super().lost(near, fingertip_distance) | self.from_hand & (fingertip_distance.amin(1) > DROPPED)
+        farther = (fingertip_distance - self.closest_fingertip).amin(1)
+        return super().lost(near, fingertip_distance) | (self.kind < ORIGINAL) & (farther > DROPPED)
+
+    def given_up(self):
+        return (self.kind < ORIGINAL) & (self.episode_step >= PATIENCE)
+
+    def metrics(self):
+        solved = {f"solved_from_{START[kind]}": self.solved_share[kind] for kind in KINDS}
+        return {**super().metrics(), **solved}
 
     # ---------------------------------------------------------------- held states
 
@@ -121,7 +144,7 @@ class HeldStarts:
         for _ in range(PUT_DOWNS):
             self.put_down()
         shares = ", ".join(f"{share:.0%}" for share in (self.held_count > 0).float().mean(0).tolist())
-        print(f"held starts: environments with states held high, held low, between open fingers: {shares}", flush=True)
+        print(f"held starts: environments with states of each kind: {shares}", flush=True)
 
     def begin_grasps(self, mask, target):
         """Put the objects of mask (N,) bool between the fingers of open hands in the air, at rest.
@@ -156,7 +179,7 @@ class HeldStarts:
         state = rows, HIGH, (self.uniform(0.0, 1.0) * self.held_count[:, HIGH]).long()
         self.engine.set_state(has_some, self.held_qpos[state], torch.zeros_like(self.engine.qvel))
         target = self.held_target[state]
-        arm, shut = target[:, :NUM_ARM].clone(), target[:, NUM_ARM:].clone()
+        arm, shut = target[:, :NUM_ARM].clone(), target[:, NUM_ARM:]
         way = high - low
         aside = arm - low - ((arm - low) @ way / (way @ way))[:, None] * way
         lowest = low - 0.2 * way + 0.5 * aside
@@ -168,12 +191,18 @@ class HeldStarts:
             target = target.clamp(self.joint_lower, self.joint_upper)
             self.engine.step(target)
         self.keep(LOW, has_some & self.rests_at(HELD_DISTANCE), target)
-        way = self.uniform(0.0, 1.0, 1) * (opened - shut)
-        for step in range(OPEN_STEPS + SETTLE_STEPS):
-            target[:, NUM_ARM:] = shut + min((step + 1) / OPEN_STEPS, 1.0) * way
-            target = target.clamp(self.joint_lower, self.joint_upper)
-            self.engine.step(target)
-        self.keep(OPEN, has_some & self.rests_at(OPEN_DISTANCE) & (self.gap() < LAID_GAP), target)
+        shut, opened, away = target, torch.cat([target[:, :NUM_ARM], opened.expand_as(shut)], 1), self.draw_pose()
+        for start, end, kinds in (shut, opened, (AJAR, HALF_OPEN, OPEN)), (opened, away, (NEAR, HALFWAY, FAR)):
+            for third, kind in enumerate(kinds):
+                before = target
+                after = start + (third + self.uniform(0.0, 1.0, 1)) / 3.0 * (end - start)
+                for step in range(THIRD_STEPS + SETTLE_STEPS):
+                    target = before + min((step + 1) / THIRD_STEPS, 1.0) * (after - before)
+                    target = target.clamp(self.joint_lower, self.joint_upper)
+                    self.engine.step(target)
+                rests = self.rests_at(REACH if kind >= NEAR else OPEN_DISTANCE)
+                back = target + self.uniform(0.0, 1.0, 1) * (start - target)  # an action of 0 undoes a share by itself
+                self.keep(kind, has_some & rests & ((kind == AJAR) | (self.gap() < LAID_GAP)), back)
 
     def keep(self, kind, mask, target):
         """Add the present states of mask (N,) bool, with target (N, J) rad, to the bank where it has room."""

@@ -64,18 +64,12 @@ def test_one_agent_without_latent_is_ppo(train, task, network):
 @pytest.mark.parametrize("task", [f"{MOAT} --num-agents 4", TINY_POPULATION], ids=["moat", "drift"])
 @pytest.mark.parametrize("flags", ["--off-policy-ratio 0", "--off-policy-ratio 1 --bounds-coef 0.1"])
 @every_network
-def test_epo_without_generations_is_sapg(train, task, flags, network):
-    flags = f"{task} {flags} {network}"
-    parent, child = train(sapg, flags), train(epo, f"{flags} --ga-threshold 1e9")
-    assert same(parent, child) and log_alike(parent, child)
-
-
-@pytest.mark.parametrize("task", [f"{MOAT} --num-agents 4", TINY_POPULATION], ids=["moat", "drift"])
-@pytest.mark.parametrize("flags", ["--off-policy-ratio 0", "--off-policy-ratio 1 --bounds-coef 0.1"])
-@every_network
-def test_cpo_without_its_terms_is_sapg(train, task, flags, network):
-    flags = f"{task} {flags} {network} --aggregation one-follower"
-    parent, child = train(sapg, flags), train(cpo, f"{flags} --awac-coef 0")
+@pytest.mark.parametrize("script, without, aggregation", [
+    (epo, "--ga-threshold 1e9", ""), (cpo, "--awac-coef 0", "--aggregation one-follower"),
+])  # fmt: skip
+def test_without_its_own_terms_it_is_sapg(train, task, flags, network, script, without, aggregation):
+    flags = f"{task} {flags} {network} {aggregation}"
+    parent, child = train(sapg, flags), train(script, f"{flags} {without}")
     assert same(parent, child) and log_alike(parent, child)
 
 

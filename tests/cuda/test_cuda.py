@@ -11,6 +11,7 @@ import envs
 import epo
 import evaluate
 import export
+import pbt
 import ppo
 import sapg
 from benchmarks.scripts import gpu
@@ -25,6 +26,7 @@ OWN = {
     ppo: "",
     sapg: POPULATION,
     cpo: f"{POPULATION} --adversarial-coef 0.1 --discriminator-sizes 8 --reverse-kl-coef 0.1 --awac-coef 0.1",
+    pbt: "--num-agents 4 --pbt-start 1 --pbt-interval 200",
     epo: f"{POPULATION} --ga-interval 0.1 --ga-warmup 0.1",
 }
 every_network = pytest.mark.parametrize("network", ["--no-lstm", "--lstm"])
@@ -73,10 +75,18 @@ def test_what_cuda_allows_is_allowed():
 
 
 @pytest.mark.parametrize("env_id", envs.TASKS)
-def test_a_task(env_id):
+def test_a_task(env_id, monkeypatch):
     engine = "auto" if env_id in envs.PURE_TORCH else "mujoco"
     env = envs.make(env_id, 4, "cuda", 1, engine, training=True)
     env.reset()
+    for name in ("step", "set_state", "set_mocap"):
+
+        def checked(*args, original=getattr(env.engine, name, None)):
+            assert all(x.is_cuda for x in args if isinstance(x, torch.Tensor)), args
+            return original(*args)
+
+        if env.engine:
+            monkeypatch.setattr(env.engine, name, checked)
     env.episode_step[1:3] = env.max_episode_steps - 1
     for _ in range(2):
         *results, info = env.step(torch.zeros(4, env.num_actions, device="cuda"))
@@ -119,6 +129,7 @@ def test_a_run_goes_on_with_a_gpu_and_without(script, capsys):
     (sapg, "--aggregation one-follower --lstm --off-policy-ratio 0.5"),
     (sapg, "--off-policy-ratio 0 --separate-critic"),
     (cpo, "--awac-coef 0 --aggregation leader-follower --off-policy-mu"),
+    (pbt, "--lstm"),
     (epo, "--crossover uniform --num-elites 2"),
     (epo, "--crossover fitness_weighted --ga-interval 0 --ga-threshold 0 --lstm"),
 ])  # fmt: skip

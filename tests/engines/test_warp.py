@@ -196,9 +196,12 @@ def test_our_kernels_compile_for_gpus(arch, tmp_path):
         assert f".entry {kernel}_" in ptx
 
 
-def test_the_kernels_that_mujoco_warp_generates_for_a_model_compile_for_gpus(tmp_path, monkeypatch):
-    """Those that depend on sizes and options of the model, for the oldest card; later ones run the same PTX."""
-    engine, modules = envs.make("Ant", 1, "cpu", 1, "warp").engine, {}
+@pytest.mark.parametrize("env_id, arch", [
+    ("Ant", 80), ("ShadowHand", 86), pytest.param("AllegroKukaRegrasping", 90, marks=pytest.mark.slow),
+])  # fmt: skip
+def test_the_kernels_that_mujoco_warp_generates_for_a_model_compile_for_gpus(env_id, arch, tmp_path, monkeypatch):
+    """Those that depend on sizes and options of the model."""
+    engine, modules = envs.make(env_id, 1, "cpu", 1, "warp").engine, {}
     for name in ("launch", "launch_tiled"):
 
         def launch(kernel, *args, original=getattr(wp, name), **options):
@@ -208,7 +211,7 @@ def test_the_kernels_that_mujoco_warp_generates_for_a_model_compile_for_gpus(tmp
         monkeypatch.setattr(wp, name, launch)
     engine._advance()
     generated = [module for name, module in modules.items() if "__locals__" in name]
-    assert compile_for_gpu(generated, 80, tmp_path).count(".visible .entry") >= len(generated) > 0
+    assert compile_for_gpu(generated, arch, tmp_path).count(".visible .entry") >= len(generated) > 0
 
 
 # ---------------------------------------------------------------- buffers and errors

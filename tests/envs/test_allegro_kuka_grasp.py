@@ -6,13 +6,12 @@ import pytest
 
 from envs.models import allegro_kuka as robot
 from envs.models import allegro_kuka_scene as scene
+from envs.tasks import allegro_kuka_held_starts as held_starts
 from tests.envs.helpers import touching
 
 # Joint targets (rad) for a 5 cm cube in the middle of the table, found by inverse kinematics; the shut hand was then
 # tuned by random search to keep the cube under pushes, and its targets moved on for weaker drives.
-ARM_LOW = [-1.613, 1.644, 0.033, 1.307, 0.04, 1.354, 2.312]
-ARM_HIGH = [-1.631, 0.725, 0.026, 0.02, 0.033, 0.939, 2.323]
-HAND_OPEN = [-0.124, 0.821, 0.243, 0.281, 0.091, 0.787, 0.304, 0.335, 0, 0.3, 0.3, 0.3, 1.406, 0.441, -0.059, 1.068]
+ARM_LOW, ARM_HIGH, HAND_OPEN = map(list, (held_starts.ARM_LOW, held_starts.ARM_HIGH, held_starts.HAND_OPEN))
 HAND_SHUT = [-0.077, 1.03, 0.759, 0.789, -0.002, 1.09, 0.78, 0.45, 0, 0.3, 0.3, 0.3, 1.57, -0.17, 0.467, -0.271]
 START = np.clip(scene.DEFAULT_POSE, scene.JOINT_LOWER, scene.JOINT_UPPER)
 # (seconds, targets at the end). The drives are underdamped (natural period of the arm 2 s): each move takes a while.

@@ -121,16 +121,6 @@ def test_the_hand_touches_itself_only_in_the_listed_pairs():
 # -------------------------------------------------------------------- the robot: physics
 
 
-def test_a_hand_at_rest_stays_at_rest():
-    model, rng = build(), np.random.default_rng(0)
-    for _ in range(4):
-        pose = random_pose(rng)
-        data = start(model, pose)
-        simulate(model, data, 2.0)
-        assert np.abs(data.qpos[:24] - pose).max() < 1e-4
-        assert np.abs(data.qvel[:24]).max() < 1e-4
-
-
 def test_joints_reach_their_targets_and_the_coupled_ones_follow():
     model, rng = build(), np.random.default_rng(0)
     model.opt.disableflags |= mujoco.mjtDisableBit.mjDSBL_CONTACT.value

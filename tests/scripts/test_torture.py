@@ -53,9 +53,12 @@ def started(script, flags):
 # ---------------------------------------------------------------- kills
 
 
-def kill_and_resume(script, kills, seed):
+@pytest.mark.parametrize("script, kills", [
+    (ppo, 2), (epo, 2), pytest.param(epo, 40, marks=pytest.mark.slow),
+], ids=["ppo", "epo", "forty"])  # fmt: skip
+def test_a_killed_run_loses_nothing(script, kills):
     """SIGKILL at random moments; what is left is whole, resumes, and is an uninterrupted run, bit by bit."""
-    moments, fresh, folder = random.Random(seed), f"{FLAGS} {POPULATION[script]}", None
+    moments, fresh, folder = random.Random(kills), f"{FLAGS} {POPULATION[script]}", None
     for _ in range(kills):
         process, line = started(script, f"--no-cuda --resume {folder} {ENDLESS}" if folder else f"{fresh} {ENDLESS}")
         time.sleep(moments.uniform(0.0, 0.3))
@@ -69,16 +72,6 @@ def kill_and_resume(script, kills, seed):
     folder.rename("killed")
     train(script, f"{fresh} --total-timesteps {saved['global_step']} --checkpoint-interval 0")
     assert_same_state(checkpoint(the_run()), saved)
-
-
-@pytest.mark.parametrize("script", [ppo, epo], ids=["ppo", "epo"])
-def test_a_killed_run_loses_nothing(script):
-    kill_and_resume(script, 2, seed=0)
-
-
-@pytest.mark.slow
-def test_a_run_killed_forty_times_loses_nothing():
-    kill_and_resume(epo, 40, seed=1)
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
