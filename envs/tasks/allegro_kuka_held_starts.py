@@ -33,8 +33,8 @@ OPEN_NOISE, SHUT_EXTRA = 0.15, (0.0, 0.5)  # rad; the hand closes farther than a
 TOWARDS_PALM, CENTRE_NOISE = (0.0, 0.5), 0.015  # share of the way there from between the fingertips; m
 POSE_DRAWS, GRASP_HEIGHT = 4, scene.TABLE_TOP + 0.27  # at most, until the fingertips are as high, m
 
-# Held in the air, held over the table, on it between more and more open fingers, and beneath an open hand that is on its
-# way to the original start: in thirds of the opening and of the way.
+# Held in the air, held over the table, on it between fingers that open (in thirds), and beneath the open hand on its way
+# to the original start (in thirds)
 HIGH, LOW, AJAR, HALF_OPEN, OPEN, NEAR, HALFWAY, FAR, ORIGINAL = KINDS = range(9)  # the last is not in the bank
 START = ("high", "low", "ajar", "half_open", "open", "near", "halfway", "far", "original")
 LEAST_WEIGHT, RECENT = 0.02, 500.0  # of a kind that always or never succeeds; goals over which successes are averaged
@@ -97,7 +97,7 @@ class HeldStarts:
         self.begin_with(mask, kind)
 
     def begin_with(self, mask, kind):
-        """Begin the goals of mask (N,) bool with states of `kind` (N,) from the bank; a high one makes its goal nearer."""
+        """Begin the goals of mask (N,) bool with the bank's states of `kind` (N,); a high one makes its goal nearer."""
         self.kind = torch.where(mask, kind, self.kind)
         held, kind = mask & (kind < ORIGINAL), kind.clamp(max=FAR)
         rows = torch.arange(self.num_envs, device=self.device)
