@@ -33,7 +33,7 @@ OPEN_NOISE, SHUT_EXTRA = 0.15, (0.0, 0.5)  # rad; the hand closes farther than a
 TOWARDS_PALM, CENTRE_NOISE = (0.0, 0.5), 0.015  # share of the way there from between the fingertips; m
 POSE_DRAWS, GRASP_HEIGHT = 4, scene.TABLE_TOP + 0.27  # at most, until the fingertips are as high, m
 
-# Held in the air, held over the table, on it between fingers that open (in thirds), and beneath the open hand on its way
+# Held in the air, held over the table, on it between fingers that open (in thirds), beneath the open hand on its way
 # to the original start (in thirds)
 HIGH, LOW, AJAR, HALF_OPEN, OPEN, NEAR, HALFWAY, FAR, ORIGINAL = KINDS = range(9)  # the last is not in the bank
 START = ("high", "low", "ajar", "half_open", "open", "near", "halfway", "far", "original")
