@@ -33,7 +33,7 @@ class Args:
     video: Optional[str] = None
     """film one episode of each of --agents, side by side, to this .mp4, .gif or .webp"""
     agents: Tuple[int, ...] = ()
-    """agents to film; none: the leader"""
+    """agents to film; none: the leader, of PBT the best"""
     seed: int = 1_000_000
     """random seed of the environments and the action noise"""
     engine: Literal["auto", "mujoco", "warp", "isaacgym"] = "auto"
@@ -181,7 +181,7 @@ def main(argv=None):
     if args.video and not args.video.endswith((".mp4", ".gif", ".webp")):
         harness.refuse("--video", args.video, "must end with .mp4, .gif or .webp")
     saved, script = load(args.run)
-    num_agents = saved["args"].get("num_agents", 1)
+    num_agents, best = agents_of(saved)
     for k in args.agents:
         if not 0 <= k < num_agents:
             harness.refuse("--agents", k, f"must be between 0 and {num_agents - 1}")
@@ -189,7 +189,7 @@ def main(argv=None):
     if args.episodes or not args.video:
         print_scores(saved, script, args.episodes or 100, args, device)
     if args.video:
-        ids = torch.tensor(args.agents or (0,), device=device)
+        ids = torch.tensor(args.agents or (0 if hasattr(script, "LEADER") else best,), device=device)
         print(f"{args.video}: films agent {', '.join(map(str, ids.tolist()))} with mean actions", flush=True)
         env = make_env(saved, len(ids), args.seed, args.engine, device)
         frames, rate = record_video(env, Player(make_agent(saved, script, env, device), ids, deterministic=True))

@@ -7,6 +7,7 @@ environments, which evaluate.py plays and this script exports.
 import dataclasses
 import inspect
 import os
+from typing import Optional
 
 import envs  # noqa: F401, before torch: Isaac Gym must be imported first
 import harness
@@ -23,8 +24,8 @@ class Args:
     """a run's folder, a checkpoint file, or a folder that this script wrote"""
     output: tyro.conf.Positional[str]
     """a file that ends with .onnx (pip install -r requirements-onnx.txt), or a folder for policy.pt"""
-    agent: int = 0
-    """the agent of an .onnx file; 0: the leader"""
+    agent: Optional[int] = None
+    """the agent of an .onnx file; none: the leader, of PBT the best"""
 
 
 class MeanPolicy(torch.nn.Module):
@@ -92,12 +93,13 @@ def save_policy(folder, saved, env):
 def main(argv=None):
     args = tyro.cli(Args, args=argv)
     saved, script = load(args.run)
-    num_agents, _ = agents_of(saved)
-    if not 0 <= args.agent < num_agents:
-        harness.refuse("--agent", args.agent, f"must be between 0 and {num_agents - 1}")
+    num_agents, best = agents_of(saved)
+    k = args.agent if args.agent is not None else 0 if hasattr(script, "LEADER") else best
+    if not 0 <= k < num_agents:
+        harness.refuse("--agent", k, f"must be between 0 and {num_agents - 1}")
     env = make_env(saved, 1, 1, "auto", "cpu")
     if args.output.endswith(".onnx"):
-        export_onnx(args.output, saved, make_agent(saved, script, env, "cpu"), args.agent, env)
+        export_onnx(args.output, saved, make_agent(saved, script, env, "cpu"), k, env)
     elif os.path.exists(os.path.join(args.output, "checkpoint.pt")):  # an evaluation of that run would play the policy
         harness.refuse("output", args.output, "must not be the folder of a run")
     else:

@@ -75,9 +75,11 @@ def metadata_of(folder):
     return {prop.key: prop.value for prop in onnx.load("policy.onnx").metadata_props}
 
 
-def test_the_metadata_says_what_it_is():
-    metadata = metadata_of(train(epo))
-    assert metadata["task"] == "Moat" and metadata["script"] == "epo" and metadata["agent"] == "0"
+@pytest.mark.parametrize("script, agent", [(epo, "0"), (pbt, "2")])
+def test_the_metadata_says_what_it_is(script, agent, monkeypatch):
+    monkeypatch.setattr(export, "agents_of", lambda saved: (4, 2))  # the best is 2
+    metadata = metadata_of(train(script))
+    assert (metadata["task"], metadata["script"], metadata["agent"]) == ("Moat", script.__name__, agent)
     assert metadata["steps"] == "3072" and "Observation (9): position" in metadata["observation"]
     assert float(metadata["control_period"]) == pytest.approx(1 / 60)
 
