@@ -21,7 +21,7 @@ import torch
 import evaluate
 from envs.rotations import conjugate, rotate
 from envs.tasks.allegro_kuka import LIFT_OFFSET, LIFT_THRESHOLD, NEAR_FACTOR, OBJECT, AllegroKukaBase
-from envs.tasks.allegro_kuka_held_starts import START
+from envs.tasks.allegro_kuka_held_starts import KIND_NAMES
 
 REACH = 0.02  # m
 HELD_SECONDS = 0.5
@@ -40,8 +40,8 @@ def begin(env, start):
         return env.reset(), torch.ones(env.num_envs, dtype=torch.bool)
     env.find_held_states()
     env.reset()
-    has_some = env.held_count[:, START.index(start)] > 0
-    env.begin_with(has_some, torch.full_like(env.kind, START.index(start)))
+    has_some = env.held_count[:, KIND_NAMES.index(start)] > 0
+    env.begin_with(has_some, torch.full_like(env.kind, KIND_NAMES.index(start)))
     return env.observe(), has_some
 
 
@@ -81,7 +81,7 @@ def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", help="a run's folder or a policy's")
     parser.add_argument("--episodes", type=int, default=256)
-    parser.add_argument("--start", choices=START, default="original")
+    parser.add_argument("--start", choices=KIND_NAMES, default="original")
     parser.add_argument("--seed", type=int, default=1_000_000)
     args = parser.parse_args(argv)
     saved, script = evaluate.load(args.run)

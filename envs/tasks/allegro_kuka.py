@@ -218,7 +218,7 @@ class AllegroKukaBase(VectorEnv):
         return self.engine.body_pos[:, OBJECT, 2] < FALL_HEIGHT
 
     def given_up(self):
-        """Whether an episode ends before its time, as if that were over (N,) bool."""
+        """Whether to end an episode early, as a truncation (N,) bool."""
         return torch.zeros_like(self.lifted)
 
     def push(self):

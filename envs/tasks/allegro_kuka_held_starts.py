@@ -1,4 +1,4 @@
-"""AllegroKuka with held starts, ours: most goals of a training begin with the object in the hand.
+"""AllegroKuka with held starts, ours: most goals of a training begin with the object in the hand or beneath it.
 
 Throwing the object pays the lift bonus at once, holding it pays only a policy that can hold already: these starts show
 it what holding pays. Evaluation plays the original starts. All else is in allegro_kuka.py, shape letters too; S is the
@@ -36,7 +36,7 @@ POSE_DRAWS, GRASP_HEIGHT = 4, scene.TABLE_TOP + 0.27  # at most, until the finge
 # Held in the air, held over the table, on it between fingers that open (in thirds), beneath the open hand on its way
 # to the original start (in thirds)
 HIGH, LOW, AJAR, HALF_OPEN, OPEN, NEAR, HALFWAY, FAR, ORIGINAL = KINDS = range(9)  # the last is not in the bank
-START = ("high", "low", "ajar", "half_open", "open", "near", "halfway", "far", "original")
+KIND_NAMES = ("high", "low", "ajar", "half_open", "open", "near", "halfway", "far", "original")
 LEAST_WEIGHT, RECENT = 0.02, 500.0  # of a kind that always or never succeeds; goals over which successes are averaged
 PATIENCE = 240  # control steps, after which an episode ends that did not begin with the original start
 BANK_SIZE = 4  # S, at most
@@ -52,8 +52,6 @@ class HeldStarts:
     object in the air and putting it down; some objects have none. They are part of the state that is saved.
     """
 
-    relative_hand = True  # whether the hand's targets are relative to its last ones too: an action of 0 keeps it shut
-
     def __init__(self, num_envs, device, seed, engine="mujoco"):
         super().__init__(num_envs, device, seed, engine)
         self.held_qpos = self.zeros(ORIGINAL, BANK_SIZE, self.engine.qpos.shape[1])
@@ -65,32 +63,36 @@ class HeldStarts:
         self.target_step = self.tensor([ARM_SPEED * scene.CONTROL_PERIOD] * NUM_ARM + hand_step)  # rad
 
     def reset(self):
-        if self.training and not self.held_count.any():
+        if not self.training:
+            return super().reset()
+        if not self.held_count.any():
             self.find_held_states()
-        return super().reset()
+        super().reset()
+        spread = (self.episode_step * (PATIENCE / self.max_episode_steps)).long()  # of those whose time ends earlier
+        self.episode_step.copy_(torch.where(self.kind < ORIGINAL, spread, self.episode_step))
+        return self.observe()
 
     def next_target(self, action):
-        if not self.relative_hand:
-            return super().next_target(action)
+        """The hand's are relative to its last ones too: an action of 0 keeps it shut."""
         return (self.target + self.target_step * action).clamp(self.joint_lower, self.joint_upper)
 
-    def reset_where(self, mask):
-        super().reset_where(mask)
-        self.begin_held(mask, solved=False)
+    def set_goal(self, mask):
+        reached = self.near_steps >= self.success_steps
+        super().set_goal(mask)
+        if self.training:
+            self.begin_held(mask, reached)
+        else:
+            self.kind = self.kind.masked_fill(mask, ORIGINAL)
 
-    def begin_next_goal(self, mask):
-        super().begin_next_goal(mask)
-        self.begin_held(mask, solved=True)
+    def begin_held(self, mask, reached):
+        """Begin the goals of mask (N,) bool with kinds of starts; those that led to the goal half of the time come most.
 
-    def begin_held(self, mask, solved):
-        """In a training, begin the goals of mask (N,) bool with one kind of start or another.
-
-        solved: whether the goals before these were reached. Kinds of which half are reached come most often.
+        reached (N,) bool: whether the goals before these were.
         """
-        if not (self.training and mask.any()):
-            return
-        ended = (mask[:, None] & (self.kind[:, None] == torch.arange(len(KINDS), device=self.device))).sum(0)
-        self.solved_share += ended * (float(solved) - self.solved_share) / (ended + RECENT)
+        ended = mask & (self.episode_length > 0) & ~self.shortened
+        ended = ended[:, None] & (self.kind[:, None] == torch.arange(len(KINDS), device=self.device))
+        count, successes = ended.sum(0), (ended & reached[:, None]).sum(0)
+        self.solved_share = self.solved_share + (successes - count * self.solved_share) / (count + RECENT)
         weight = self.solved_share * (1.0 - self.solved_share) + LEAST_WEIGHT
         possible = torch.cat([self.held_count > 0, torch.ones_like(mask)[:, None]], 1)
         kind = (weight * possible / self.uniform(1e-6, 1.0, len(KINDS)).log().neg()).argmax(1)  # with these weights
@@ -105,7 +107,7 @@ class HeldStarts:
         self.engine.set_state(held, self.held_qpos[state], torch.zeros_like(self.engine.qvel))
         self.target = torch.where(held[:, None], self.held_target[state], self.target)
         high = held & (kind == HIGH)
-        self.lifted = self.lifted | high
+        self.lifted = torch.where(held, high, self.lifted)
         position = self.engine.body_pos[:, OBJECT]
         nearer = position + self.uniform(0.0, 1.0, 1) * (self.goal[:, :3] - position)
         self.goal[:, :3] = torch.where(high[:, None], nearer, self.goal[:, :3])
@@ -121,7 +123,7 @@ class HeldStarts:
         return (self.kind < ORIGINAL) & (self.episode_step >= PATIENCE)
 
     def metrics(self):
-        solved = {f"solved_from_{START[kind]}": self.solved_share[kind] for kind in KINDS}
+        solved = {f"solved_from_{KIND_NAMES[kind]}": self.solved_share[kind] for kind in KINDS}
         return {**super().metrics(), **solved}
 
     # ---------------------------------------------------------------- held states
@@ -172,14 +174,14 @@ class HeldStarts:
         return torch.where(mask[:, None], closed.clamp(self.joint_lower, self.joint_upper), target)
 
     def put_down(self):
-        """Lower what is held high to the table and open the hand by some share; keep the states before and after."""
-        low, high, opened = map(self.tensor, (ARM_LOW, ARM_HIGH, HAND_OPEN))
+        """Lower what is held high to the table, open the hand and lead it away; keep states on the way."""
+        low, high, hand_open = map(self.tensor, (ARM_LOW, ARM_HIGH, HAND_OPEN))
         has_some = self.held_count[:, HIGH] > 0
         rows = torch.arange(self.num_envs, device=self.device)
         state = rows, HIGH, (self.uniform(0.0, 1.0) * self.held_count[:, HIGH]).long()
         self.engine.set_state(has_some, self.held_qpos[state], torch.zeros_like(self.engine.qvel))
         target = self.held_target[state]
-        arm, shut = target[:, :NUM_ARM].clone(), target[:, NUM_ARM:]
+        arm = target[:, :NUM_ARM].clone()
         way = high - low
         aside = arm - low - ((arm - low) @ way / (way @ way))[:, None] * way
         lowest = low - 0.2 * way + 0.5 * aside
@@ -191,7 +193,8 @@ class HeldStarts:
             target = target.clamp(self.joint_lower, self.joint_upper)
             self.engine.step(target)
         self.keep(LOW, has_some & self.rests_at(HELD_DISTANCE), target)
-        shut, opened, away = target, torch.cat([target[:, :NUM_ARM], opened.expand_as(shut)], 1), self.draw_pose()
+        shut, away = target, self.draw_pose()
+        opened = torch.cat([target[:, :NUM_ARM], hand_open.expand(self.num_envs, -1)], 1)
         for start, end, kinds in (shut, opened, (AJAR, HALF_OPEN, OPEN)), (opened, away, (NEAR, HALFWAY, FAR)):
             for third, kind in enumerate(kinds):
                 before = target

@@ -78,7 +78,6 @@ def test_what_cuda_allows_is_allowed():
 def test_a_task(env_id, monkeypatch):
     engine = "auto" if env_id in envs.PURE_TORCH else "mujoco"
     env = envs.make(env_id, 4, "cuda", 1, engine, training=True)
-    env.reset()
     for name in ("step", "set_state", "set_mocap"):
 
         def checked(*args, original=getattr(env.engine, name, None)):
@@ -87,6 +86,7 @@ def test_a_task(env_id, monkeypatch):
 
         if env.engine:
             monkeypatch.setattr(env.engine, name, checked)
+    env.reset()
     env.episode_step[1:3] = env.max_episode_steps - 1
     for _ in range(2):
         *results, info = env.step(torch.zeros(4, env.num_actions, device="cuda"))

@@ -37,7 +37,8 @@ def make(kind=None, env_id=REGRASPING):
 
 def test_most_objects_have_held_states():
     env, _ = make()
-    assert ((env.held_count > 0).float().mean(0) > 0.5).all() and (env.held_count <= env.held_qpos.shape[2]).all()
+    assert env.held_count.any(0).all() and (env.held_count.any(1).float().mean() > 0.8)
+    assert (env.held_count <= env.held_qpos.shape[2]).all()
 
 
 @pytest.mark.parametrize("env_id", [REGRASPING, REORIENTATION])
@@ -48,14 +49,18 @@ def test_a_goal_begins_with_the_object_in_the_hand_or_beneath_it(kind, env_id):
     assert (env.palm_distance()[held] < (0.16 if kind <= LOW else 0.19 if kind <= OPEN else 0.4)).all()
     assert (env.gap()[held] < 0.01).all() if kind > AJAR else (env.gap()[held] > -0.005).all()
     assert (env.target[held, None] == env.held_target[held, kind]).all(2).any(1).all()
+    assert kind != OPEN or ((env.target - env.engine.qpos[:, :23])[held].abs().amax(1) > 0.05).float().mean() > 0.5
+    assert (env.lifted[held] == (kind == HIGH)).all()
     torch.testing.assert_close(env.closest_fingertip, env.fingertip_distance())
     torch.testing.assert_close(env.closest_keypoint, env.keypoint_distance())
+    assert not env.step(torch.zeros(24, 23))[2].any()
 
 
 def test_what_is_held_high_is_lifted_and_its_goal_nearer():
     env, held = make(HIGH)
     drawn = []
     env.draw_goal = lambda: drawn.append(type(env).draw_goal(env)) or drawn[-1]
+    env.training = False
     env.set_goal(EVERYWHERE)
     env.begin_with(held, torch.full_like(env.kind, HIGH))
     assert torch.equal(env.lifted, held) and (env.engine.body_pos[held, task.OBJECT, 2] > scene.TABLE_TOP + 0.2).all()
@@ -100,14 +105,19 @@ def test_kinds_that_succeed_half_of_the_time_come_most_often(begin):
 
 def test_a_success_counts_for_the_kind_that_its_goal_began_with():
     env, held = make(LOW)
+    env.shortened.fill_(False)
+    env.episode_length.fill_(1)
     env.solved_share.fill_(0.5)
+    env.near_steps.fill_(30)
     env.begin_next_goal(held)
     expected = torch.full((9,), 0.5)
     expected[LOW] += 0.5 * held.sum() / (held.sum() + 500.0)
     torch.testing.assert_close(env.solved_share, expected)
     env.kind.fill_(FAR)
+    env.near_steps.fill_(29)
+    env.shortened[12:] = True
     env.reset_where(EVERYWHERE)
-    expected[FAR] -= 0.5 * 24 / 524.0
+    expected[FAR] -= 0.5 * 12 / 512.0
     torch.testing.assert_close(env.solved_share, expected)
 
 
@@ -126,6 +136,17 @@ def test_an_evaluation_plays_the_original_starts(env_id, capsys):
     ours, original = envs.make(env_id, 8), envs.make(env_id[: -len("HeldStarts")], 8)
     assert torch.equal(ours.reset(), original.reset())
     assert not ours.held_count.any() and capsys.readouterr().out == ""
+    env, _ = make(LOW, env_id)
+    env.training = False
+    env.begin_next_goal(EVERYWHERE)
+    assert (env.kind == ORIGINAL).all()
+
+
+def test_the_first_time_limits_are_spread():
+    env, _ = make()
+    env.reset()
+    step, held = env.episode_step, env.kind < ORIGINAL
+    assert step[held].max() < PATIENCE and len(step.unique()) == 24 and env.shortened.sum() == 23
 
 
 def test_a_resumed_run_goes_on_exactly(capsys):
@@ -149,6 +170,3 @@ def test_targets_of_the_hand_are_relative():
     moved = env.next_target(torch.full((24, 23), -0.5))
     steps = torch.tensor([10.0 * 0.01667] * 7 + [0.1] * 16)
     torch.testing.assert_close(moved, (before - 0.5 * steps).clamp(env.joint_lower, env.joint_upper))
-    env.relative_hand = False
-    original = task.relative_targets(before, torch.zeros(24, 23), env.joint_lower, env.joint_upper)
-    assert torch.equal(env.next_target(torch.zeros(24, 23)), original)

@@ -151,17 +151,20 @@ def test_an_evaluation_begins_whole_episodes_with_the_curriculum_of_training():
 # ---------------------------------------------------------------- films
 
 
-@pytest.mark.parametrize("env_id, agents, shape", [("Cartpole", (), (1, 1)), ("Moat", (0, 1, 3), (2, 2))])
-def test_videos(env_id, agents, shape, monkeypatch, capsys):
+@pytest.mark.parametrize("script, env_id, agents, filmed, shape", [
+    (sapg, "Cartpole", (), [0], (1, 1)), (pbt, "Cartpole", (), [2], (1, 1)), (sapg, "Moat", (0, 1, 3), [0, 1, 3], (2, 2)),
+])  # fmt: skip
+def test_videos(script, env_id, agents, filmed, shape, monkeypatch, capsys):
+    monkeypatch.setattr(evaluate, "agents_of", lambda saved: (4, 2))  # the best is 2
     monkeypatch.setattr(envs.find_class(env_id), "max_episode_steps", 20)  # without a GPU a picture takes 0.3 s
-    run = train(sapg, f"--env-id {env_id} --total-timesteps 4096")
+    run = train(script, f"--env-id {env_id} --total-timesteps 4096")
     flags, players, make = ["--agents", *map(str, agents)] if agents else [], [], evaluate.Player
     monkeypatch.setattr(evaluate, "Player", lambda *args, **kw: players.append(make(*args, **kw)) or players[-1])
     capsys.readouterr()
     evaluate.main([run, "--no-cuda", "--video", "film.mp4", *flags])
     out = capsys.readouterr().out
-    assert f"films agent {', '.join(map(str, agents or (0,)))} with mean actions" in out and "|" not in out  # no scores
-    assert players[-1].ids[0].tolist() == [list(agents or (0,))] and players[-1].deterministic
+    assert f"films agent {', '.join(map(str, filmed))} with mean actions" in out and "|" not in out  # no scores
+    assert players[-1].ids[0].tolist() == [filmed] and players[-1].deterministic
     with av.open("film.mp4") as film:
         frames = [frame.to_ndarray(format="rgb24") for frame in film.decode(video=0)]
         rate = film.streams.video[0].average_rate
