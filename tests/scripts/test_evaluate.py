@@ -152,7 +152,8 @@ def test_an_evaluation_begins_whole_episodes_with_the_curriculum_of_training():
 
 
 @pytest.mark.parametrize("script, env_id, agents, filmed, shape", [
-    (sapg, "Cartpole", (), [0], (1, 1)), (pbt, "Cartpole", (), [2], (1, 1)), (sapg, "Moat", (0, 1, 3), [0, 1, 3], (2, 2)),
+    (sapg, "Cartpole", (), [0], (1, 1)), (pbt, "Cartpole", (), [2], (1, 1)),
+    (sapg, "Moat", (0, 1, 3), [0, 1, 3], (2, 2)),
 ])  # fmt: skip
 def test_videos(script, env_id, agents, filmed, shape, monkeypatch, capsys):
     monkeypatch.setattr(evaluate, "agents_of", lambda saved: (4, 2))  # the best is 2
