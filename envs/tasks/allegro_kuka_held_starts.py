@@ -85,7 +85,7 @@ class HeldStarts:
             self.kind = self.kind.masked_fill(mask, ORIGINAL)
 
     def begin_held(self, mask, reached):
-        """Begin the goals of mask (N,) bool with kinds of starts; those that led to the goal half of the time come most.
+        """Begin the goals of mask (N,) bool with some kind of start; kinds of which half succeed come most often.
 
         reached (N,) bool: whether the goals before these were.
         """
