@@ -314,5 +314,4 @@ def test_the_documents_know_what_the_flags_are_called():
     options |= {"--" + f.name.replace("_", "-") for script in (evaluate, export) for f in fields(script.Args)}
     options |= {option.replace("--", "--no-", 1) for option in options} | {"--help", "--logdir"}
     options |= {option for action in torchrun.get_args_parser()._actions for option in action.option_strings}
-    options |= {f"--{name}" for name in "nodes ntasks-per-node gpus-per-node cpus-per-task signal".split()}  # Slurm's
     assert set(re.findall(r"(?<![\w-])--[a-z][\w-]*", documents())) <= options
