@@ -95,7 +95,8 @@ class HeldStarts:
         self.solved_share = self.solved_share + (successes - count * self.solved_share) / (count + RECENT)
         weight = self.solved_share * (1.0 - self.solved_share) + LEAST_WEIGHT
         possible = torch.cat([self.held_count > 0, torch.ones_like(mask)[:, None]], 1)
-        kind = (weight * possible / self.uniform(1e-6, 1.0, len(KINDS)).log().neg()).argmax(1)  # with these weights
+        exponential = self.uniform(1e-6, 1.0 - 1e-6, len(KINDS)).log().neg()  # never 0
+        kind = (weight * possible / exponential).argmax(1)  # drawn with these weights
         self.begin_with(mask, kind)
 
     def begin_with(self, mask, kind):
