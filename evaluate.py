@@ -111,10 +111,10 @@ def play(env, player):
     return results
 
 
-def agents_of(saved):
-    """Number of agents, and the one whose latest episodes in training had the highest objective."""
-    num_agents = saved["args"].get("num_agents", 1)
-    return num_agents, saved["state"]["episodes"]["means"][2].nan_to_num(-math.inf).argmax().item()
+def agents_of(saved, script):
+    """Number of agents, the leader (where none leads, the best), the best by its latest objective in training."""
+    best = saved["state"]["episodes"]["means"][2].nan_to_num(-math.inf).argmax().item()
+    return saved["args"].get("num_agents", 1), 0 if hasattr(script, "LEADER") else best, best
 
 
 def print_scores(saved, script, num_episodes, args, device):
@@ -122,7 +122,7 @@ def print_scores(saved, script, num_episodes, args, device):
     print(f"{saved['args']['env_id']}, {saved['script']}.py, {saved['global_step']:,} steps, {num_episodes} episodes")
     print("| agent | actions | return | objective | episode length |\n|-|-|-|-|-|", flush=True)
     first = "leader" if hasattr(script, "LEADER") else "agent"
-    _, best = agents_of(saved)
+    *_, best = agents_of(saved, script)
     players = {first: 0, "best": best} if best else {first: 0}
     for name, k in players.items():
         for actions in ("sampled", "mean"):
@@ -181,7 +181,7 @@ def main(argv=None):
     if args.video and not args.video.endswith((".mp4", ".gif", ".webp")):
         harness.refuse("--video", args.video, "must end with .mp4, .gif or .webp")
     saved, script = load(args.run)
-    num_agents, best = agents_of(saved)
+    num_agents, leader, _ = agents_of(saved, script)
     for k in args.agents:
         if not 0 <= k < num_agents:
             harness.refuse("--agents", k, f"must be between 0 and {num_agents - 1}")
@@ -189,7 +189,7 @@ def main(argv=None):
     if args.episodes or not args.video:
         print_scores(saved, script, args.episodes or 100, args, device)
     if args.video:
-        ids = torch.tensor(args.agents or (0 if hasattr(script, "LEADER") else best,), device=device)
+        ids = torch.tensor(args.agents or (leader,), device=device)
         print(f"{args.video}: films agent {', '.join(map(str, ids.tolist()))} with mean actions", flush=True)
         env = make_env(saved, len(ids), args.seed, args.engine, device)
         frames, rate = record_video(env, Player(make_agent(saved, script, env, device), ids, deterministic=True))

@@ -93,8 +93,8 @@ def save_policy(folder, saved, env):
 def main(argv=None):
     args = tyro.cli(Args, args=argv)
     saved, script = load(args.run)
-    num_agents, best = agents_of(saved)
-    k = args.agent if args.agent is not None else 0 if hasattr(script, "LEADER") else best
+    num_agents, leader, _ = agents_of(saved, script)
+    k = leader if args.agent is None else args.agent
     if not 0 <= k < num_agents:
         harness.refuse("--agent", k, f"must be between 0 and {num_agents - 1}")
     env = make_env(saved, 1, 1, "auto", "cpu")

@@ -40,8 +40,9 @@ def begin(env, start):
         return env.reset(), torch.ones(env.num_envs, dtype=torch.bool)
     env.find_held_states()
     env.reset()
-    has_some = env.held_count[:, KIND_NAMES.index(start)] > 0
-    env.begin_with(has_some, torch.full_like(env.kind, KIND_NAMES.index(start)))
+    kind = KIND_NAMES.index(start)
+    has_some = env.held_count[:, kind] > 0
+    env.begin_with(has_some, torch.full_like(env.kind, kind))
     return env.observe(), has_some
 
 

@@ -21,7 +21,7 @@ import ppo
 import sapg
 from envs.base import VectorEnv
 from tests.conftest import the_run
-from tests.scripts.conftest import ENVIRONMENT, ROOT, refused
+from tests.scripts.conftest import ENVIRONMENT, ROOT, make_best, refused
 
 POPULATION = {ppo: "", **dict.fromkeys((sapg, cpo, epo, pbt), "--num-agents 4")}
 FLAGS = "--no-cuda --num-envs 32 --num-steps 32 --num-minibatches 2 --hidden-sizes 16 --lstm-size 8"
@@ -41,7 +41,7 @@ def test_a_checkpoint_scores_as_the_agent_in_memory(script, network, new_process
     monkeypatch.setattr(script, "Agent", lambda *args: agents.append(make(*args)) or agents[-1])
     run = train(script, f"--env-id Cartpole --total-timesteps 4096 {network}")
     before = {key: value.clone() for key, value in agents[0].state_dict().items()}
-    rows, (num_agents, best) = [], evaluate.agents_of(evaluate.load(run)[0])
+    rows, (num_agents, _, best) = [], evaluate.agents_of(*evaluate.load(run))
     assert num_agents == (1 if script is ppo else 4)
     for k, deterministic in itertools.product((0, best) if best else (0,), (False, True)):
         torch.manual_seed(7)
@@ -102,8 +102,9 @@ def test_an_agent_says_which_action_an_evaluation_plays(monkeypatch):
 
 def test_the_best_agent_is_the_one_with_the_highest_objective():
     means = torch.tensor([[9.0, 1.0, 1.0, 1.0], [9.0, 1.0, 1.0, 1.0], [1.0, -3.0, 7.0, float("nan")]])
-    assert evaluate.agents_of({"args": {"num_agents": 4}, "state": {"episodes": {"means": means}}}) == (4, 2)
-    assert evaluate.agents_of({"args": {}, "state": {"episodes": {"means": means[:, 3:]}}}) == (1, 0)
+    saved = {"args": {"num_agents": 4}, "state": {"episodes": {"means": means}}}
+    assert evaluate.agents_of(saved, epo) == (4, 0, 2) and evaluate.agents_of(saved, pbt) == (4, 2, 2)
+    assert evaluate.agents_of({"args": {}, "state": {"episodes": {"means": means[:, 3:]}}}, ppo) == (1, 0, 0)
 
 
 class Counting(VectorEnv):
@@ -156,9 +157,9 @@ def test_an_evaluation_begins_whole_episodes_with_the_curriculum_of_training():
     (sapg, "Moat", (0, 1, 3), [0, 1, 3], (2, 2)),
 ])  # fmt: skip
 def test_videos(script, env_id, agents, filmed, shape, monkeypatch, capsys):
-    monkeypatch.setattr(evaluate, "agents_of", lambda saved: (4, 2))  # the best is 2
     monkeypatch.setattr(envs.find_class(env_id), "max_episode_steps", 20)  # without a GPU a picture takes 0.3 s
     run = train(script, f"--env-id {env_id} --total-timesteps 4096")
+    make_best(run, 2)
     flags, players, make = ["--agents", *map(str, agents)] if agents else [], [], evaluate.Player
     monkeypatch.setattr(evaluate, "Player", lambda *args, **kw: players.append(make(*args, **kw)) or players[-1])
     capsys.readouterr()

@@ -18,7 +18,7 @@ import pbt
 import ppo
 import sapg
 from tests.conftest import the_run
-from tests.scripts.conftest import ROOT, refused
+from tests.scripts.conftest import ROOT, make_best, refused
 
 POPULATION = "--num-agents 4 --latent-dim 5"
 OWN = {ppo: "", sapg: POPULATION, cpo: POPULATION, epo: POPULATION, pbt: "--num-agents 4"}
@@ -76,9 +76,9 @@ def metadata_of(folder):
 
 
 @pytest.mark.parametrize("script, agent", [(epo, "0"), (pbt, "2")])
-def test_the_metadata_says_what_it_is(script, agent, monkeypatch):
-    monkeypatch.setattr(export, "agents_of", lambda saved: (4, 2))  # the best is 2
-    metadata = metadata_of(train(script))
+def test_the_metadata_says_what_it_is(script, agent):
+    make_best(train(script), 2)
+    metadata = metadata_of(the_run())
     assert (metadata["task"], metadata["script"], metadata["agent"]) == ("Moat", script.__name__, agent)
     assert metadata["steps"] == "3072" and "Observation (9): position" in metadata["observation"]
     assert float(metadata["control_period"]) == pytest.approx(1 / 60)
