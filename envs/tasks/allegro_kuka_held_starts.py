@@ -1,4 +1,4 @@
-"""AllegroKuka with held starts, ours: most goals of a training begin with the object in the hand or beneath it.
+"""AllegroKuka with held starts, ours: half of a training's goals begin with the object in the hand or beneath it.
 
 Throwing the object pays the lift bonus at once, holding it pays only a policy that can hold already: these starts show
 it what holding pays. Evaluation plays the original starts. All else is in allegro_kuka.py, shape letters too; S is the
@@ -20,7 +20,7 @@ from envs.tasks.allegro_kuka import (
 )
 
 HAND_STEP = 0.1  # rad per control step at an action of 1, where the hand's targets are relative
-DROPPED = 0.2  # m that all fingertips are farther from the object than at best: there such an episode ends
+DROPPED = 0.2  # m that all fingertips are farther from the object than at best: there an episode of a training ends
 
 # Joint angles (rad) of a grasp of a 5 cm cube with thumb and fingers, and of the arm that lifts it off the table.
 ARM_LOW = (-1.613, 1.644, 0.033, 1.307, 0.04, 1.354, 2.312)
@@ -37,8 +37,9 @@ POSE_DRAWS, GRASP_HEIGHT = 4, scene.TABLE_TOP + 0.27  # at most, until the finge
 # to the original start (in thirds)
 HIGH, LOW, AJAR, HALF_OPEN, OPEN, NEAR, HALFWAY, FAR, ORIGINAL = KINDS = range(9)  # the last is not in the bank
 KIND_NAMES = ("high", "low", "ajar", "half_open", "open", "near", "halfway", "far", "original")
-LEAST_WEIGHT, RECENT = 0.02, 500.0  # of a kind that always or never succeeds; goals over which successes are averaged
-PATIENCE = 240  # control steps, after which an episode ends that did not begin with the original start
+ORIGINAL_SHARE = 0.5  # of the goals
+UNSOLVED_WEIGHT, RECENT = 0.2, 500.0  # of a kind that never succeeds; goals over which successes are averaged
+PATIENCE = 240  # control steps since a goal was set, after which an episode of a training ends
 BANK_SIZE = 4  # S, at most
 GRASP_STEPS, CHECK_STEPS, HELD_STEPS = 300, 15, 75  # control steps: in all, between checks, that a grasp has to last
 PUT_DOWNS, LOWER_STEPS, THIRD_STEPS, SETTLE_STEPS = 2, 120, 15, 10  # times; control steps
@@ -69,7 +70,7 @@ class HeldStarts:
             self.find_held_states()
         super().reset()
         spread = (self.episode_step * (PATIENCE / self.max_episode_steps)).long()  # of those whose time ends earlier
-        self.episode_step.copy_(torch.where(self.kind < ORIGINAL, spread, self.episode_step))
+        self.episode_step.copy_(spread)
         return self.observe()
 
     def next_target(self, action):
@@ -85,7 +86,8 @@ class HeldStarts:
             self.kind = self.kind.masked_fill(mask, ORIGINAL)
 
     def begin_held(self, mask, reached):
-        """Begin the goals of mask (N,) bool with some kind of start; kinds of which half succeed come most often.
+        """Begin the goals of mask (N,) bool with some kind of start; of the held ones those come most often of which
+        four in ten succeed.
 
         reached (N,) bool: whether the goals before these were.
         """
@@ -93,11 +95,12 @@ class HeldStarts:
         ended = ended[:, None] & (self.kind[:, None] == torch.arange(len(KINDS), device=self.device))
         count, successes = ended.sum(0), (ended & reached[:, None]).sum(0)
         self.solved_share = self.solved_share + (successes - count * self.solved_share) / (count + RECENT)
-        weight = self.solved_share * (1.0 - self.solved_share) + LEAST_WEIGHT
-        possible = torch.cat([self.held_count > 0, torch.ones_like(mask)[:, None]], 1)
-        exponential = self.uniform(1e-6, 1.0 - 1e-6, len(KINDS)).log().neg()  # never 0
-        kind = (weight * possible / exponential).argmax(1)  # drawn with these weights
-        self.begin_with(mask, kind)
+        share = self.solved_share[:ORIGINAL]
+        weight = (1.0 - share) * (share + UNSOLVED_WEIGHT) * (self.held_count > 0)
+        exponential = self.uniform(1e-6, 1.0 - 1e-6, ORIGINAL).log().neg()  # never 0
+        kind = (weight / exponential).argmax(1)  # drawn with these weights
+        original = (self.uniform(0.0, 1.0) < ORIGINAL_SHARE) | ~self.held_count.any(1)
+        self.begin_with(mask, kind.masked_fill(original, ORIGINAL))
 
     def begin_with(self, mask, kind):
         """Begin the goals of mask (N,) bool with the bank's states of `kind` (N,); a high one makes its goal nearer."""
@@ -118,10 +121,10 @@ class HeldStarts:
 
     def lost(self, near, fingertip_distance):
         farther = (fingertip_distance - self.closest_fingertip).amin(1)
-        return super().lost(near, fingertip_distance) | (self.kind < ORIGINAL) & (farther > DROPPED)
+        return super().lost(near, fingertip_distance) | (self.training & (farther > DROPPED))
 
     def given_up(self):
-        return (self.kind < ORIGINAL) & (self.episode_step >= PATIENCE)
+        return self.training & (self.episode_step >= PATIENCE)
 
     def metrics(self):
         solved = {f"solved_from_{KIND_NAMES[kind]}": self.solved_share[kind] for kind in KINDS}
