@@ -86,8 +86,8 @@ class HeldStarts:
             self.kind = self.kind.masked_fill(mask, ORIGINAL)
 
     def begin_held(self, mask, reached):
-        """Draw a kind of start for each goal of mask (N,) bool: half are original, and of the other kinds those that are
-        solved 40 % of the time come most often.
+        """Draw a kind of start for each goal of mask (N,) bool: half are original, and of the other kinds those that
+        are solved 40 % of the time come most often.
 
         reached (N,) bool: whether the goals before these were.
         """
