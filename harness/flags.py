@@ -21,7 +21,7 @@ POSITIVE = (
 ).split()
 
 
-def parse_args(Args, tuned, check_args=None, argv=None):
+def parse_args(Args, tuned, check_args=lambda args: None, argv=None):
     """Args, with defaults from the checkpoint (--resume) or the task's row of `tuned`; and the checkpoint, or None.
 
     tuned: the script's table of hyperparameters.py; check_args(args): the script's own refusals.
@@ -50,8 +50,7 @@ def parse_args(Args, tuned, check_args=None, argv=None):
         torch.cuda.set_device(args.device)
     check_common_args(args)
     args.num_iterations = max(1, args.total_timesteps // (args.num_envs * args.num_steps))
-    if check_args:
-        check_args(args)
+    check_args(args)
     if saved:
         check_resumable(args, saved)
     changed = {k: getattr(args, k) for k in names if k == "env_id" or getattr(args, k) != getattr(Args, k)}
@@ -95,6 +94,8 @@ def check_common_args(args):
         refuse("--num-envs", args.num_envs, f"must be a multiple of {blocks}, agents times processes")
     if args.num_minibatches > args.num_envs // distributed.WORLD_SIZE:
         refuse("--num-minibatches", args.num_minibatches, "must be at most the environments of a process")
+    if args.bf16 and args.lstm and args.device == "cpu" and torch.backends.cpu.get_cpu_capability() == "AVX2":
+        refuse("--bf16", True, "must be off with --lstm: PyTorch has no bfloat16 LSTM for a CPU without AVX-512")
 
 
 def check_resumable(args, saved):

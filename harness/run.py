@@ -218,9 +218,8 @@ class EpisodeStatistics(nn.Module):
         super().__init__()
         self.register_buffer("counts", torch.zeros(num_envs, device=device))  # of this iteration's episodes
         self.register_buffer("sums", torch.zeros(3, num_envs, device=device))  # of return, length, objective
-        # of each agent's episodes in the latest iteration that had any, and how many iterations ago that was
-        self.register_buffer("means", torch.full((3, num_agents), math.nan, device=device))
-        self.register_buffer("ages", torch.zeros(num_agents, device=device))
+        self.register_buffer("means", torch.full((3, num_agents), math.nan, device=device))  # of its latest episodes
+        self.register_buffer("ages", torch.zeros(num_agents, device=device))  # iterations since these
 
     def record(self, episode):
         """episode: `info["episode"]` of a step, done (N,) and return, length, objective (N,)."""

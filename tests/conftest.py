@@ -92,7 +92,7 @@ def tuned(script):
 
 def parse(script, flags):
     """The arguments of `python script.py flags`, as main() gets them."""
-    check_args = getattr(script, "check_args", None)
+    check_args = getattr(script, "check_args", lambda args: None)
     return harness.parse_args(script.Args, tuned(script), check_args, flags.split())[0]
 
 
