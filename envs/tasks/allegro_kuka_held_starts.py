@@ -1,4 +1,4 @@
-"""AllegroKuka with held starts, ours: half of a training's goals begin with the object in the hand or beneath it.
+"""AllegroKuka with held starts, ours: most of a training's goals begin with the object in the hand or beneath it.
 
 Throwing the object pays the lift bonus at once, holding it pays only a policy that can hold already: these starts show
 it what holding pays. Evaluation plays the original starts. All else is in allegro_kuka.py, shape letters too; S is the
@@ -37,8 +37,7 @@ POSE_DRAWS, GRASP_HEIGHT = 4, scene.TABLE_TOP + 0.27  # at most, until the finge
 # to the original start (in thirds)
 HIGH, LOW, AJAR, HALF_OPEN, OPEN, NEAR, HALFWAY, FAR, ORIGINAL = KINDS = range(9)  # the last is not in the bank
 KIND_NAMES = ("high", "low", "ajar", "half_open", "open", "near", "halfway", "far", "original")
-ORIGINAL_SHARE = 0.5  # of the goals
-UNSOLVED_WEIGHT, RECENT = 0.2, 500.0  # of a kind that never succeeds; goals over which successes are averaged
+RECENT = 500.0  # goals over which successes are averaged
 PATIENCE = 240  # control steps since a goal was set, after which an episode of a training ends
 BANK_SIZE = 4  # S, at most
 GRASP_STEPS, CHECK_STEPS, HELD_STEPS = 300, 15, 75  # control steps: in all, between checks, that a grasp has to last
@@ -55,6 +54,7 @@ class HeldStarts:
 
     def __init__(self, num_envs, device, seed, engine="mujoco"):
         super().__init__(num_envs, device, seed, engine)
+        self.num_obs += self.num_joints
         self.held_qpos = self.zeros(ORIGINAL, BANK_SIZE, self.engine.qpos.shape[1])
         self.held_target = self.zeros(ORIGINAL, BANK_SIZE, self.num_joints)
         self.held_count = self.zeros(ORIGINAL, dtype=torch.long)
@@ -73,6 +73,12 @@ class HeldStarts:
         self.episode_step.copy_(spread)
         return self.observe()
 
+    def observe(self):
+        """The original's and how far the target of each joint is ahead of its angle (N, J) rad: without it only a
+        policy with memory can tell how far the arm will go on by itself."""
+        ahead = self.target - self.engine.qpos[:, : self.num_joints]
+        return torch.cat([super().observe(), ahead], 1)
+
     def next_target(self, action):
         """The hand's are relative to its last ones too: an action of 0 keeps it shut."""
         return (self.target + self.target_step * action).clamp(self.joint_lower, self.joint_upper)
@@ -86,8 +92,7 @@ class HeldStarts:
             self.kind = self.kind.masked_fill(mask, ORIGINAL)
 
     def begin_held(self, mask, reached):
-        """Draw a kind of start for each goal of mask (N,) bool: half are original, and of the other kinds those that
-        are solved 40 % of the time come most often.
+        """Draw a kind of start for each goal of mask (N,) bool, with weight (1 - p)^2 for a share p of goals reached.
 
         reached (N,) bool: whether the goals before these were.
         """
@@ -95,12 +100,10 @@ class HeldStarts:
         ended = ended[:, None] & (self.kind[:, None] == torch.arange(len(KINDS), device=self.device))
         count, successes = ended.sum(0), (ended & reached[:, None]).sum(0)
         self.solved_share = self.solved_share + (successes - count * self.solved_share) / (count + RECENT)
-        share = self.solved_share[:ORIGINAL]
-        weight = (1.0 - share) * (share + UNSOLVED_WEIGHT) * (self.held_count > 0)
-        exponential = self.uniform(1e-6, 1.0 - 1e-6, ORIGINAL).log().neg()  # never 0
-        kind = (weight / exponential).argmax(1)  # drawn with these weights
-        original = (self.uniform(0.0, 1.0) < ORIGINAL_SHARE) | ~self.held_count.any(1)
-        self.begin_with(mask, kind.masked_fill(original, ORIGINAL))
+        possible = torch.cat([self.held_count > 0, torch.ones_like(mask)[:, None]], 1)
+        exponential = self.uniform(1e-6, 1.0 - 1e-6, len(KINDS)).log().neg()  # never 0
+        kind = ((1.0 - self.solved_share).square() * possible / exponential).argmax(1)  # drawn with these weights
+        self.begin_with(mask, kind)
 
     def begin_with(self, mask, kind):
         """Begin the goals of mask (N,) bool with the bank's states of `kind` (N,); a high one makes its goal nearer."""
@@ -208,7 +211,8 @@ class HeldStarts:
                     target = target.clamp(self.joint_lower, self.joint_upper)
                     self.engine.step(target)
                 rests = self.rests_at(REACH if kind >= NEAR else OPEN_DISTANCE)
-                back = target + self.uniform(0.0, 1.0, 1) * (start - target)  # an action of 0 undoes a share by itself
+                share = self.uniform(0.0, 1.0, 1) * (kind < NEAR)  # of the way back that an action of 0 goes by itself
+                back = target + share * (start - target)
                 self.keep(kind, has_some & rests & ((kind == AJAR) | (self.gap() < LAID_GAP)), back)
 
     def keep(self, kind, mask, target):
