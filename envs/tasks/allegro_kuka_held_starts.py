@@ -44,6 +44,7 @@ GRASP_STEPS, CHECK_STEPS, HELD_STEPS = 300, 15, 75  # control steps: in all, bet
 PUT_DOWNS, LOWER_STEPS, THIRD_STEPS, SETTLE_STEPS = 2, 120, 15, 10  # times; control steps
 HELD_DISTANCE, OPEN_DISTANCE, REACH, HELD_SPEED = 0.16, 0.19, 0.4, 0.1  # from the palm, m; m/s
 HELD_HEIGHT = scene.TABLE_TOP + 0.2  # m: high enough to count as lifted
+SPREAD = {HALFWAY: 0.5, FAR: 1.0}  # share of the way that an object is moved to where an original episode could begin
 TABLE_GAP, TIP_GAP, LAID_GAP = 0.003, 0.012, 0.01  # m above the table: of object or fingertips the hand stops; on it
 
 
@@ -207,6 +208,8 @@ class HeldStarts:
                 before = target
                 after = start + (third + self.uniform(0.0, 1.0, 1)) / 3.0 * (end - start)
                 for step in range(THIRD_STEPS + SETTLE_STEPS):
+                    if step == THIRD_STEPS and kind in SPREAD:
+                        self.spread_objects(SPREAD[kind])
                     target = before + min((step + 1) / THIRD_STEPS, 1.0) * (after - before)
                     target = target.clamp(self.joint_lower, self.joint_upper)
                     self.engine.step(target)
@@ -214,6 +217,13 @@ class HeldStarts:
                 share = self.uniform(0.0, 1.0, 1) * (kind < NEAR)  # of the way back that an action of 0 goes by itself
                 back = target + share * (start - target)
                 self.keep(kind, has_some & rests & ((kind == AJAR) | (self.gap() < LAID_GAP)), back)
+
+    def spread_objects(self, share):
+        """Move objects that lie on the table a share of the way to where an original episode could begin."""
+        qpos, place = self.engine.qpos.clone(), slice(self.num_joints, self.num_joints + 2)
+        start = self.object_start + self.uniform(-1.0, 1.0, 3) * self.start_range
+        qpos[:, place] += share * (start[:, :2] - qpos[:, place])
+        self.engine.set_state(self.gap() < LAID_GAP, qpos, torch.zeros_like(self.engine.qvel))
 
     def keep(self, kind, mask, target):
         """Add the present states of mask (N,) bool, with target (N, J) rad, to the bank where it has room."""
