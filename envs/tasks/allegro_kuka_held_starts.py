@@ -93,7 +93,7 @@ class HeldStarts:
             self.kind = self.kind.masked_fill(mask, ORIGINAL)
 
     def begin_held(self, mask, reached):
-        """Draw a kind of start for each goal of mask (N,) bool, with weight (1 - p)^2 for a share p of goals reached.
+        """Draw a kind of start for each goal of mask (N,) bool, with weight (1 - p)^4 for a share p of goals reached.
 
         reached (N,) bool: whether the goals before these were.
         """
@@ -103,7 +103,7 @@ class HeldStarts:
         self.solved_share = self.solved_share + (successes - count * self.solved_share) / (count + RECENT)
         possible = torch.cat([self.held_count > 0, torch.ones_like(mask)[:, None]], 1)
         exponential = self.uniform(1e-6, 1.0 - 1e-6, len(KINDS)).log().neg()  # never 0
-        kind = ((1.0 - self.solved_share).square() * possible / exponential).argmax(1)  # drawn with these weights
+        kind = ((1.0 - self.solved_share).pow(4) * possible / exponential).argmax(1)  # drawn with these weights
         self.begin_with(mask, kind)
 
     def begin_with(self, mask, kind):
