@@ -1,4 +1,4 @@
-"""AllegroKuka with held starts, ours: most of a training's goals begin with the object in the hand or beneath it.
+"""AllegroKuka with held starts, ours: many training goals begin with the object in the hand or beneath it.
 
 Throwing the object pays the lift bonus at once, holding it pays only a policy that can hold already: these starts show
 it what holding pays. Evaluation plays the original starts. All else is in allegro_kuka.py, shape letters too; S is the
@@ -34,15 +34,15 @@ TOWARDS_PALM, CENTRE_NOISE = (0.0, 0.5), 0.015  # share of the way there from be
 POSE_DRAWS, GRASP_HEIGHT = 4, scene.TABLE_TOP + 0.27  # at most, until the fingertips are as high, m
 
 # Held in the air, held over the table, on it between fingers that open (in thirds), beneath the open hand on its way
-# to the original start (in thirds)
-HIGH, LOW, AJAR, HALF_OPEN, OPEN, NEAR, HALFWAY, FAR, ORIGINAL = KINDS = range(9)  # the last is not in the bank
-KIND_NAMES = ("high", "low", "ajar", "half_open", "open", "near", "halfway", "far", "original")
+# to the original start (in thirds), beneath a hand that closes in the air; as in the original task, after a success too
+KIND_NAMES = ("high", "low", "ajar", "half_open", "open", "near", "halfway", "far", "empty", "original", "next")
+HIGH, LOW, AJAR, HALF_OPEN, OPEN, NEAR, HALFWAY, FAR, EMPTY, ORIGINAL, NEXT = KINDS = range(11)
 RECENT = 500.0  # goals over which successes are averaged
 PATIENCE = 240  # control steps since a goal was set, after which an episode of a training ends
 BANK_SIZE = 4  # S, at most
 GRASP_STEPS, CHECK_STEPS, HELD_STEPS = 300, 15, 75  # control steps: in all, between checks, that a grasp has to last
-PUT_DOWNS, LOWER_STEPS, THIRD_STEPS, SETTLE_STEPS = 2, 120, 15, 10  # times; control steps
-HELD_DISTANCE, OPEN_DISTANCE, REACH, HELD_SPEED = 0.16, 0.19, 0.4, 0.1  # from the palm, m; m/s
+PUT_DOWNS, LOWER_STEPS, MOVE_STEPS, SETTLE_STEPS = 2, 120, 15, 10  # times; control steps
+HELD_DISTANCE, OPEN_DISTANCE, REACH, EMPTY_REACH, HELD_SPEED = 0.16, 0.19, 0.4, 0.8, 0.1  # from the palm, m; m/s
 HELD_HEIGHT = scene.TABLE_TOP + 0.2  # m: high enough to count as lifted
 SPREAD = {HALFWAY: 0.5, FAR: 1.0}  # share of the way that an object is moved to where an original episode could begin
 TABLE_GAP, TIP_GAP, LAID_GAP = 0.003, 0.012, 0.01  # m above the table: of object or fingertips the hand stops; on it
@@ -75,8 +75,10 @@ class HeldStarts:
         return self.observe()
 
     def observe(self):
-        """The original's and how far the target of each joint is ahead of its angle (N, J) rad: without it only a
-        policy with memory can tell how far the arm will go on by itself."""
+        """The original's and how far the target of each joint is ahead of its angle (N, J) rad.
+
+        Without it only a policy with memory can tell how far the arm will go on by itself.
+        """
         ahead = self.target - self.engine.qpos[:, : self.num_joints]
         return torch.cat([super().observe(), ahead], 1)
 
@@ -101,7 +103,8 @@ class HeldStarts:
         ended = ended[:, None] & (self.kind[:, None] == torch.arange(len(KINDS), device=self.device))
         count, successes = ended.sum(0), (ended & reached[:, None]).sum(0)
         self.solved_share = self.solved_share + (successes - count * self.solved_share) / (count + RECENT)
-        possible = torch.cat([self.held_count > 0, torch.ones_like(mask)[:, None]], 1)
+        again = self.successes[:, None] > 0
+        possible = torch.cat([self.held_count > 0, ~again, again], 1)
         exponential = self.uniform(1e-6, 1.0 - 1e-6, len(KINDS)).log().neg()  # never 0
         kind = ((1.0 - self.solved_share).pow(4) * possible / exponential).argmax(1)  # drawn with these weights
         self.begin_with(mask, kind)
@@ -109,7 +112,7 @@ class HeldStarts:
     def begin_with(self, mask, kind):
         """Begin the goals of mask (N,) bool with the bank's states of `kind` (N,); a high one makes its goal nearer."""
         self.kind = torch.where(mask, kind, self.kind)
-        held, kind = mask & (kind < ORIGINAL), kind.clamp(max=FAR)
+        held, kind = mask & (kind < ORIGINAL), kind.clamp(max=EMPTY)
         rows = torch.arange(self.num_envs, device=self.device)
         state = rows, kind, (self.uniform(0.0, 1.0) * self.held_count[rows, kind]).long()
         self.engine.set_state(held, self.held_qpos[state], torch.zeros_like(self.engine.qvel))
@@ -201,19 +204,23 @@ class HeldStarts:
             target = target.clamp(self.joint_lower, self.joint_upper)
             self.engine.step(target)
         self.keep(LOW, has_some & self.rests_at(HELD_DISTANCE), target)
-        shut, away = target, self.draw_pose()
+        shut, away, closed = target, self.draw_pose(), self.held_target[state]
         opened = torch.cat([target[:, :NUM_ARM], hand_open.expand(self.num_envs, -1)], 1)
-        for start, end, kinds in (shut, opened, (AJAR, HALF_OPEN, OPEN)), (opened, away, (NEAR, HALFWAY, FAR)):
-            for third, kind in enumerate(kinds):
+        for start, end, distance, kinds in (
+            (shut, opened, OPEN_DISTANCE, (AJAR, HALF_OPEN, OPEN)),
+            (opened, away, REACH, (NEAR, HALFWAY, FAR)),
+            (away, closed, EMPTY_REACH, (EMPTY,)),
+        ):
+            for part, kind in enumerate(kinds):
                 before = target
-                after = start + (third + self.uniform(0.0, 1.0, 1)) / 3.0 * (end - start)
-                for step in range(THIRD_STEPS + SETTLE_STEPS):
-                    if step == THIRD_STEPS and kind in SPREAD:
+                after = start + (part + self.uniform(0.0, 1.0, 1)) / len(kinds) * (end - start)
+                for step in range(MOVE_STEPS + SETTLE_STEPS):
+                    if step == MOVE_STEPS and kind in SPREAD:
                         self.spread_objects(SPREAD[kind])
-                    target = before + min((step + 1) / THIRD_STEPS, 1.0) * (after - before)
+                    target = before + min((step + 1) / MOVE_STEPS, 1.0) * (after - before)
                     target = target.clamp(self.joint_lower, self.joint_upper)
                     self.engine.step(target)
-                rests = self.rests_at(REACH if kind >= NEAR else OPEN_DISTANCE)
+                rests = self.rests_at(distance)
                 share = self.uniform(0.0, 1.0, 1) * (kind < NEAR)  # of the way back that an action of 0 goes by itself
                 back = target + share * (start - target)
                 self.keep(kind, has_some & rests & ((kind == AJAR) | (self.gap() < LAID_GAP)), back)

@@ -371,9 +371,7 @@ def test_cpo_eq_3_4_followers(train):
     """CPO Eq. 3 with the ratio of Eq. 4: PPO's clip on each follower's own data; no imitation. cpo.py: main()."""
     run = play(train, cpo, f"{CPO_ONE_BATCH} --awac-coef 0")
     eps, followers = run.args.clip_coef, [1, 2, 3]
-    assert_gradients(
-        run, lambda rows: -sum(surrogate_of(rows, i, eps) for i in followers) / GROUPS, agents=followers
-    )
+    assert_gradients(run, lambda rows: -sum(surrogate_of(rows, i, eps) for i in followers) / GROUPS, agents=followers)
 
 
 def test_cpo_eq_5_effective_sample_size():
@@ -424,9 +422,7 @@ def test_cpo_eq_9_23_24_imitation_leads_to_the_constrained_optimum(train):
         return Z * sum(p / Z * (math.log(p / Z) - row.logprob) for p, row in zip(likely, rows))
 
     followers = [1, 2, 3]
-    assert_gradients(
-        run, lambda rows: 1e15 * sum(kl_to_optimum(rows, i) for i in followers) / GROUPS, agents=followers
-    )
+    assert_gradients(run, lambda rows: 1e15 * sum(kl_to_optimum(rows, i) for i in followers) / GROUPS, agents=followers)
 
 
 def test_cpo_eq_11_total(train):

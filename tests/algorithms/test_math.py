@@ -203,8 +203,7 @@ def test_every_step_is_adams_on_the_clipped_gradient(train, script, flags):
 def test_off_policy_coef_zero_is_finite_for_any_minibatch(train, script):
     flags = f"--no-cuda --env-id {DRIFT} --num-envs 8 --num-agents 4 --num-steps 4 --total-timesteps 64"
     flags += " --num-minibatches 8 --aggregation leader-follower --off-policy-ratio 3 --off-policy-coef 0"
-    run = train(script, flags)
-    assert all(p.isfinite().all() for p in run.agent.parameters())
+    assert all(p.isfinite().all() for p in train(script, flags).agent.parameters())
 
 
 # ---------------------------------------------------------------- EPO: fitness

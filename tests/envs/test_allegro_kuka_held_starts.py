@@ -8,7 +8,7 @@ import torch
 import envs
 from envs.models import allegro_kuka_scene as scene
 from envs.tasks import allegro_kuka as task
-from envs.tasks.allegro_kuka_held_starts import AJAR, FAR, HIGH, LOW, OPEN, ORIGINAL, PATIENCE
+from envs.tasks.allegro_kuka_held_starts import AJAR, EMPTY, FAR, HIGH, LOW, NEAR, NEXT, OPEN, ORIGINAL, PATIENCE
 
 REGRASPING, REORIENTATION = (f"AllegroKuka{name}HeldStarts" for name in ("Regrasping", "Reorientation"))
 EVERYWHERE = torch.ones(24, dtype=torch.bool)
@@ -46,10 +46,15 @@ def test_most_objects_have_held_states():
 def test_a_goal_begins_with_the_object_in_the_hand_or_beneath_it(kind, env_id):
     env, held = make(kind, env_id)
     assert torch.equal(env.kind, torch.where(held, kind, ORIGINAL)) and not env.engine.qvel[held].any()
-    assert (env.palm_distance()[held] < (0.16 if kind <= LOW else 0.19 if kind <= OPEN else 0.4)).all()
+    reach = 0.16 if kind <= LOW else 0.19 if kind <= OPEN else 0.4 if kind < EMPTY else 0.8
+    assert (env.palm_distance()[held] < reach).all()
     assert (env.gap()[held] < 0.01).all() if kind > AJAR else (env.gap()[held] > -0.005).all()
     assert (env.target[held, None] == env.held_target[held, kind]).all(2).any(1).all()
-    assert kind != OPEN or (env.observe()[held, -23:].abs().amax(1) > 0.05).float().mean() > 0.5
+    ahead = env.observe()[held, -23:].abs().amax(1)
+    place = (env.engine.body_pos[:, task.OBJECT] - env.object_start)[held]
+    assert kind != OPEN or (ahead > 0.05).float().mean() > 0.5
+    assert kind not in range(NEAR, EMPTY) or ahead.max() < 0.3  # at rest
+    assert kind < FAR or (place[:, :2].abs() < env.start_range[:2] + 0.02).all()
     torch.testing.assert_close(env.observe()[:, -23:], env.target - env.engine.qpos[:, :23])
     assert (env.lifted[held] == (kind == HIGH)).all()
     torch.testing.assert_close(env.closest_fingertip, env.fingertip_distance())
@@ -88,17 +93,21 @@ def test_nobody_is_paid_for_a_lift_that_did_not_happen():
     assert terms["keypoint"][high].any() and terms["fingertip"][~high].any()
 
 
-@pytest.mark.parametrize("begin", ["reset_where", "begin_next_goal"])
-def test_goals_begin_most_with_starts_that_seldom_succeed(begin):
+@pytest.mark.parametrize("begin, last", [("reset_where", ORIGINAL), ("begin_next_goal", NEXT)])
+def test_goals_begin_most_with_starts_that_seldom_succeed(begin, last):
     env, _ = make()
-    env.held_count[:] = torch.arange(8) > HIGH
-    solved, drawn = torch.tensor([0.5, 0.5, 0.1, 0.9, 0.0, 0.0, 0.0, 0.0, 0.8]), []
+    env.held_count[:] = torch.arange(ORIGINAL) > HIGH
+    solved, drawn = torch.tensor([0.5, 0.5, 0.1, 0.9, 0.0, 0.0, 0.0, 0.0, 0.5, 0.0, 0.0]), []
+    solved[last] = 0.2
     for _ in range(200):
         env.solved_share.copy_(solved)
+        env.successes.fill_(1.0)
         getattr(env, begin)(EVERYWHERE)
         drawn.append(env.kind)
-    weight = torch.tensor([0.0, 0.0625, 0.6561, 0.0001, 1.0, 1.0, 1.0, 1.0, 0.0016])  # (1 - p)^4
-    torch.testing.assert_close(torch.cat(drawn).bincount() / 4_800.0, weight / weight.sum(), atol=0.03, rtol=0.0)
+    weight = torch.tensor([0.0, 0.0625, 0.6561, 0.0001, 1.0, 1.0, 1.0, 1.0, 0.0625, 0.0, 0.0])  # (1 - p)^4
+    weight[last] = 0.4096
+    share = torch.cat(drawn).bincount(minlength=11) / 4_800.0
+    torch.testing.assert_close(share, weight / weight.sum(), atol=0.03, rtol=0.0)
 
 
 def test_a_success_counts_for_the_kind_that_its_goal_began_with():
@@ -107,7 +116,7 @@ def test_a_success_counts_for_the_kind_that_its_goal_began_with():
     env.episode_length.fill_(1)
     env.near_steps.fill_(30)
     env.begin_next_goal(held)
-    expected = torch.full((9,), 0.5)
+    expected = torch.full((11,), 0.5)
     expected[LOW] += 0.5 * held.sum() / (held.sum() + 500.0)
     torch.testing.assert_close(env.solved_share, expected)
     env.kind.fill_(FAR)

@@ -45,8 +45,7 @@ def test_throw_has_small_objects():
     assert checksum == pytest.approx((285085.99, 278157.91, 282991.05))
     masses = scales.prod(1) * 0.05
     assert masses.min() == pytest.approx(0.05) and masses.max() == pytest.approx(0.125)
-    env = started(THROW, 3)
-    assert torch.equal(env.object_scale, torch.tensor(scales[:3]).float())
+    assert torch.equal(started(THROW, 3).object_scale, torch.tensor(scales[:3]).float())
 
 
 def test_buckets_stand_on_both_sides(make_throw, nothing_in_the_way):  # noqa: F811

@@ -215,8 +215,7 @@ def test_gravity_is_in_base_axes_whatever_the_heading():
         quat = np.zeros(4)
         mujoco.mju_mulQuat(quat, turn(yaw, 2), pitch)
         put(env, quat)
-        expected = torch.tensor([math.sin(0.3), 0.0, -math.cos(0.3)])
-        assert torch.allclose(env.observe()[0, 6:9], expected, atol=1e-6)
+        assert torch.allclose(env.observe()[0, 6:9], torch.tensor([math.sin(0.3), 0.0, -math.cos(0.3)]), atol=1e-6)
 
 
 def test_resets():
@@ -256,5 +255,4 @@ def test_more_than_a_newton_on_base_or_thighs_is_a_fall():
     sensors[10, 12:] = 0.577  # a norm of 0.9994 on each
     sensors[11, 12:15] = 0.58  # 1.0046
     freeze(env, sensors)
-    terminated = env.step(torch.zeros(12, 12))[2]
-    assert terminated.tolist() == [True] * 5 + [False] * 6 + [True]
+    assert env.step(torch.zeros(12, 12))[2].tolist() == [True] * 5 + [False] * 6 + [True]
