@@ -38,7 +38,7 @@ POSE_DRAWS, GRASP_HEIGHT = 4, scene.TABLE_TOP + 0.27  # at most, until the finge
 KIND_NAMES = ("high", "low", "ajar", "half_open", "open", "near", "halfway", "far", "empty", "original", "next")
 HIGH, LOW, AJAR, HALF_OPEN, OPEN, NEAR, HALFWAY, FAR, EMPTY, ORIGINAL, NEXT = KINDS = range(11)
 RECENT = 500.0  # goals over which successes are averaged
-PATIENCE = 240  # control steps since a goal was set, after which an episode of a training ends
+PATIENCE = 140  # control steps since a goal was set, after which an episode of a training ends
 BANK_SIZE = 4  # S, at most
 GRASP_STEPS, CHECK_STEPS, HELD_STEPS = 300, 15, 75  # control steps: in all, between checks, that a grasp has to last
 PUT_DOWNS, LOWER_STEPS, MOVE_STEPS, SETTLE_STEPS = 2, 120, 15, 10  # times; control steps
