@@ -37,7 +37,7 @@ POSE_DRAWS, GRASP_HEIGHT = 4, scene.TABLE_TOP + 0.27  # at most, until the finge
 # to the original start (in thirds), beneath a hand that closes in the air; as in the original task, after a success too
 KIND_NAMES = ("high", "low", "ajar", "half_open", "open", "near", "halfway", "far", "empty", "original", "next")
 HIGH, LOW, AJAR, HALF_OPEN, OPEN, NEAR, HALFWAY, FAR, EMPTY, ORIGINAL, NEXT = KINDS = range(11)
-BEYOND_WEIGHT = 0.1  # factor of the weights of empty and next, whose way is longer than the original's
+BEYOND = {EMPTY: 0.1, NEXT: 0.01}  # factors of the weights of these, whose way is longer than the original's
 RECENT = 500.0  # goals over which successes are averaged
 PATIENCE = 140  # control steps since a goal was set, after which an episode of a training ends
 BANK_SIZE = 4  # S, at most
@@ -108,7 +108,7 @@ class HeldStarts:
         possible = torch.cat([self.held_count > 0, ~again, again], 1)
         exponential = self.uniform(1e-6, 1.0 - 1e-6, len(KINDS)).log().neg()  # never 0
         weight = (1.0 - self.solved_share).pow(4)
-        weight[[EMPTY, NEXT]] *= BEYOND_WEIGHT
+        weight[list(BEYOND)] *= self.tensor(list(BEYOND.values()))
         kind = (weight * possible / exponential).argmax(1)  # drawn with these weights
         self.begin_with(mask, kind)
 

@@ -105,7 +105,7 @@ def test_goals_begin_most_with_starts_that_seldom_succeed(begin, last):
         getattr(env, begin)(EVERYWHERE)
         drawn.append(env.kind)
     weight = torch.tensor([0.0, 0.0625, 0.6561, 0.0001, 1.0, 1.0, 1.0, 1.0, 0.00625, 0.0, 0.0])  # (1 - p)^4
-    weight[last] = 0.4096 if last == ORIGINAL else 0.04096
+    weight[last] = 0.4096 if last == ORIGINAL else 0.004096
     share = torch.cat(drawn).bincount(minlength=11) / 4_800.0
     torch.testing.assert_close(share, weight / weight.sum(), atol=0.03, rtol=0.0)
 
