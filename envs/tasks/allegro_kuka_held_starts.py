@@ -62,6 +62,7 @@ class HeldStarts:
         self.held_count = self.zeros(ORIGINAL, dtype=torch.long)
         self.kind = self.zeros(dtype=torch.long).fill_(ORIGINAL)  # of the start that the goal began with
         self.solved_share = torch.full((len(KINDS),), 0.5, device=self.device)  # of the recent goals of each kind
+        self.beyond = self.tensor([BEYOND.get(kind, 1.0) for kind in KINDS])
         hand_step = [HAND_STEP] * (JOINTS_PER_ROBOT - NUM_ARM)
         self.target_step = self.tensor([ARM_SPEED * scene.CONTROL_PERIOD] * NUM_ARM + hand_step)  # rad
 
@@ -107,8 +108,7 @@ class HeldStarts:
         again = self.successes[:, None] > 0
         possible = torch.cat([self.held_count > 0, ~again, again], 1)
         exponential = self.uniform(1e-6, 1.0 - 1e-6, len(KINDS)).log().neg()  # never 0
-        weight = (1.0 - self.solved_share).pow(4)
-        weight[list(BEYOND)] *= self.tensor(list(BEYOND.values()))
+        weight = self.beyond * (1.0 - self.solved_share).pow(4)
         kind = (weight * possible / exponential).argmax(1)  # drawn with these weights
         self.begin_with(mask, kind)
 
