@@ -34,10 +34,12 @@ TOWARDS_PALM, CENTRE_NOISE = (0.0, 0.5), 0.015  # share of the way there from be
 POSE_DRAWS, GRASP_HEIGHT = 4, scene.TABLE_TOP + 0.27  # at most, until the fingertips are as high, m
 
 # Held in the air, held over the table, on it between fingers that open (in thirds), beneath the open hand on its way
-# to the original start (in thirds), beneath a hand that closes in the air; as in the original task, after a success too
-KIND_NAMES = ("high", "low", "ajar", "half_open", "open", "near", "halfway", "far", "empty", "original", "next")
-HIGH, LOW, AJAR, HALF_OPEN, OPEN, NEAR, HALFWAY, FAR, EMPTY, ORIGINAL, NEXT = KINDS = range(11)
-BEYOND = {EMPTY: 0.1, NEXT: 0.01}  # factors of the weights of these, whose way is longer than the original's
+# to the original start (in thirds), beneath a hand that closes in the air (in thirds); as in the original task, after a
+# success too
+KIND_NAMES = "high low ajar half_open open near halfway far empty closing closed original next".split()
+KINDS = range(len(KIND_NAMES))
+HIGH, LOW, AJAR, HALF_OPEN, OPEN, NEAR, HALFWAY, FAR, EMPTY, CLOSING, CLOSED, ORIGINAL, NEXT = KINDS
+BEYOND = {EMPTY: 0.2, CLOSING: 0.2, CLOSED: 0.2, NEXT: 0.02}  # factors of weights: longer ways than the original's
 RECENT = 500.0  # goals over which successes are averaged
 PATIENCE = 140  # control steps since a goal was set, after which an episode of a training ends
 BANK_SIZE = 4  # S, at most
@@ -115,7 +117,7 @@ class HeldStarts:
     def begin_with(self, mask, kind):
         """Begin the goals of mask (N,) bool with the bank's states of `kind` (N,); a high one makes its goal nearer."""
         self.kind = torch.where(mask, kind, self.kind)
-        held, kind = mask & (kind < ORIGINAL), kind.clamp(max=EMPTY)
+        held, kind = mask & (kind < ORIGINAL), kind.clamp(max=CLOSED)
         rows = torch.arange(self.num_envs, device=self.device)
         state = rows, kind, (self.uniform(0.0, 1.0) * self.held_count[rows, kind]).long()
         self.engine.set_state(held, self.held_qpos[state], torch.zeros_like(self.engine.qvel))
@@ -212,7 +214,7 @@ class HeldStarts:
         for start, end, distance, kinds in (
             (shut, opened, OPEN_DISTANCE, (AJAR, HALF_OPEN, OPEN)),
             (opened, away, REACH, (NEAR, HALFWAY, FAR)),
-            (away, closed, EMPTY_REACH, (EMPTY,)),
+            (away, closed, EMPTY_REACH, (EMPTY, CLOSING, CLOSED)),
         ):
             for part, kind in enumerate(kinds):
                 before = target

@@ -90,23 +90,23 @@ def test_nobody_is_paid_for_a_lift_that_did_not_happen():
         env.step(torch.zeros(24, 23))
     terms = dict(zip(env.reward_names, env.term_sums.T))
     assert high.any() and not any(terms[name][high].any() for name in ("lift", "lift_bonus", "fingertip"))
-    assert terms["keypoint"][high].any() and terms["fingertip"][~high].any()
+    assert terms["keypoint"][high].any() and terms["lift"][~high].any()
 
 
 @pytest.mark.parametrize("begin, last", [("reset_where", ORIGINAL), ("begin_next_goal", NEXT)])
 def test_goals_begin_most_with_starts_that_seldom_succeed(begin, last):
     env, _ = make()
     env.held_count[:] = torch.arange(ORIGINAL) > HIGH
-    solved, drawn = torch.tensor([0.5, 0.5, 0.1, 0.9, 0.0, 0.0, 0.0, 0.0, 0.5, 0.0, 0.0]), []
+    solved, drawn = torch.tensor([0.5, 0.5, 0.1, 0.9, 0.0, 0.0, 0.0, 0.0, 0.5, 0.0, 0.0, 0.0, 0.0]), []
     solved[last] = 0.2
     for _ in range(200):
         env.solved_share.copy_(solved)
         env.successes.fill_(1.0)
         getattr(env, begin)(EVERYWHERE)
         drawn.append(env.kind)
-    weight = torch.tensor([0.0, 0.0625, 0.6561, 0.0001, 1.0, 1.0, 1.0, 1.0, 0.00625, 0.0, 0.0])  # (1 - p)^4
-    weight[last] = 0.4096 if last == ORIGINAL else 0.004096
-    share = torch.cat(drawn).bincount(minlength=11) / 4_800.0
+    weight = torch.tensor([0.0, 0.0625, 0.6561, 0.0001, 1.0, 1.0, 1.0, 1.0, 0.0125, 0.2, 0.2, 0.0, 0.0])  # (1 - p)^4
+    weight[last] = 0.4096 if last == ORIGINAL else 0.008192
+    share = torch.cat(drawn).bincount(minlength=13) / 4_800.0
     torch.testing.assert_close(share, weight / weight.sum(), atol=0.03, rtol=0.0)
 
 
@@ -116,7 +116,7 @@ def test_a_success_counts_for_the_kind_that_its_goal_began_with():
     env.episode_length.fill_(1)
     env.near_steps.fill_(30)
     env.begin_next_goal(held)
-    expected = torch.full((11,), 0.5)
+    expected = torch.full((13,), 0.5)
     expected[LOW] += 0.5 * held.sum() / (held.sum() + 500.0)
     torch.testing.assert_close(env.solved_share, expected)
     env.kind.fill_(FAR)
