@@ -21,7 +21,7 @@ import torch
 import evaluate
 from envs.rotations import conjugate, rotate
 from envs.tasks.allegro_kuka import LIFT_OFFSET, LIFT_THRESHOLD, NEAR_FACTOR, OBJECT, AllegroKukaBase
-from envs.tasks.allegro_kuka_held_starts import KIND_NAMES
+from envs.tasks.allegro_kuka_held_starts import KIND_NAMES, ORIGINAL
 
 REACH = 0.02  # m
 HELD_SECONDS = 0.5
@@ -82,7 +82,7 @@ def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", help="a run's folder or a policy's")
     parser.add_argument("--episodes", type=int, default=256)
-    parser.add_argument("--start", choices=KIND_NAMES, default="original")
+    parser.add_argument("--start", choices=KIND_NAMES[: ORIGINAL + 1], default="original")
     parser.add_argument("--seed", type=int, default=1_000_000)
     args = parser.parse_args(argv)
     saved, script = evaluate.load(args.run)

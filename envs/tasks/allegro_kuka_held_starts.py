@@ -34,18 +34,18 @@ TOWARDS_PALM, CENTRE_NOISE = (0.0, 0.5), 0.015  # share of the way there from be
 POSE_DRAWS, GRASP_HEIGHT = 4, scene.TABLE_TOP + 0.27  # at most, until the fingertips are as high, m
 
 # Held in the air, held over the table, on it between fingers that open (in thirds), beneath the open hand on its way
-# to the original start (in thirds), beneath a hand that closes in the air (in thirds); as in the original task, after a
-# success too
-KIND_NAMES = "high low ajar half_open open near halfway far empty closing closed original next".split()
+# to the original start (in thirds); as in the original task; after a success the hand moved back to thirds of the way
+# from its start to where it was, or not moved, as in the original task
+KIND_NAMES = "high low ajar half_open open near halfway far original home midway away next".split()
 KINDS = range(len(KIND_NAMES))
-HIGH, LOW, AJAR, HALF_OPEN, OPEN, NEAR, HALFWAY, FAR, EMPTY, CLOSING, CLOSED, ORIGINAL, NEXT = KINDS
-BEYOND = {EMPTY: 0.2, CLOSING: 0.2, CLOSED: 0.2, NEXT: 0.02}  # factors of weights: longer ways than the original's
+HIGH, LOW, AJAR, HALF_OPEN, OPEN, NEAR, HALFWAY, FAR, ORIGINAL, HOME, MIDWAY, AWAY, NEXT = KINDS
+BEYOND = {MIDWAY: 0.1, AWAY: 0.1, NEXT: 0.01}  # factors of the weights of these, whose way is longer than the original's
 RECENT = 500.0  # goals over which successes are averaged
 PATIENCE = 140  # control steps since a goal was set, after which an episode of a training ends
 BANK_SIZE = 4  # S, at most
 GRASP_STEPS, CHECK_STEPS, HELD_STEPS = 300, 15, 75  # control steps: in all, between checks, that a grasp has to last
 PUT_DOWNS, LOWER_STEPS, MOVE_STEPS, SETTLE_STEPS = 2, 120, 15, 10  # times; control steps
-HELD_DISTANCE, OPEN_DISTANCE, REACH, EMPTY_REACH, HELD_SPEED = 0.16, 0.19, 0.4, 0.8, 0.1  # from the palm, m; m/s
+HELD_DISTANCE, OPEN_DISTANCE, REACH, HELD_SPEED = 0.16, 0.19, 0.4, 0.1  # from the palm, m; m/s
 HELD_HEIGHT = scene.TABLE_TOP + 0.2  # m: high enough to count as lifted
 SPREAD = {HALFWAY: 0.5, FAR: 1.0}  # share of the way that an object is moved to where an original episode could begin
 TABLE_GAP, TIP_GAP, LAID_GAP = 0.003, 0.012, 0.01  # m above the table: of object or fingertips the hand stops; on it
@@ -108,16 +108,17 @@ class HeldStarts:
         count, successes = ended.sum(0), (ended & reached[:, None]).sum(0)
         self.solved_share = self.solved_share + (successes - count * self.solved_share) / (count + RECENT)
         again = self.successes[:, None] > 0
-        possible = torch.cat([self.held_count > 0, ~again, again], 1)
+        possible = torch.cat([self.held_count > 0, ~again, again.expand(-1, NEXT - ORIGINAL)], 1)
         exponential = self.uniform(1e-6, 1.0 - 1e-6, len(KINDS)).log().neg()  # never 0
         weight = self.beyond * (1.0 - self.solved_share).pow(4)
         kind = (weight * possible / exponential).argmax(1)  # drawn with these weights
         self.begin_with(mask, kind)
 
     def begin_with(self, mask, kind):
-        """Begin the goals of mask (N,) bool with the bank's states of `kind` (N,); a high one makes its goal nearer."""
+        """Begin the goals of mask (N,) bool with states of `kind` (N,); a high one makes its goal nearer."""
         self.kind = torch.where(mask, kind, self.kind)
-        held, kind = mask & (kind < ORIGINAL), kind.clamp(max=CLOSED)
+        self.move_back(mask & (kind >= HOME) & (kind < NEXT), (kind - HOME) / (NEXT - HOME))
+        held, kind = mask & (kind < ORIGINAL), kind.clamp(max=FAR)
         rows = torch.arange(self.num_envs, device=self.device)
         state = rows, kind, (self.uniform(0.0, 1.0) * self.held_count[rows, kind]).long()
         self.engine.set_state(held, self.held_qpos[state], torch.zeros_like(self.engine.qvel))
@@ -129,7 +130,18 @@ class HeldStarts:
         self.goal[:, :3] = torch.where(high[:, None], nearer, self.goal[:, :3])
         self.engine.set_mocap(high, self.goal[:, None])
         self.closest_fingertip = torch.where(held[:, None], self.fingertip_distance(), self.closest_fingertip)
-        self.closest_keypoint = torch.where(held, self.keypoint_distance(), self.closest_keypoint)
+        self.closest_keypoint = torch.where(mask, self.keypoint_distance(), self.closest_keypoint)
+
+    def move_back(self, mask, share):
+        """Of mask (N,) bool: put the robot at `share` (N,) of the way from a start to where it is, or up to a third
+        farther, and the object on the table."""
+        share = share[:, None] + self.uniform(0.0, 1.0 / (NEXT - HOME), 1)
+        start, joints = self.draw_pose(), slice(self.num_joints)
+        qpos, qvel = self.engine.qpos.clone(), self.engine.qvel.clone()
+        qpos[:, joints] = start + share * (qpos[:, joints] - start)
+        qvel[:, joints] *= share
+        self.target = torch.where(mask[:, None], start + share * (self.target - start), self.target)
+        self.place_object(mask, qpos, qvel)
 
     def lost(self, near, fingertip_distance):
         farther = (fingertip_distance - self.closest_fingertip).amin(1)
@@ -209,12 +221,11 @@ class HeldStarts:
             target = target.clamp(self.joint_lower, self.joint_upper)
             self.engine.step(target)
         self.keep(LOW, has_some & self.rests_at(HELD_DISTANCE), target)
-        shut, away, closed = target, self.draw_pose(), self.held_target[state]
+        shut, away = target, self.draw_pose()
         opened = torch.cat([target[:, :NUM_ARM], hand_open.expand(self.num_envs, -1)], 1)
         for start, end, distance, kinds in (
             (shut, opened, OPEN_DISTANCE, (AJAR, HALF_OPEN, OPEN)),
             (opened, away, REACH, (NEAR, HALFWAY, FAR)),
-            (away, closed, EMPTY_REACH, (EMPTY, CLOSING, CLOSED)),
         ):
             for part, kind in enumerate(kinds):
                 before = target

@@ -8,10 +8,11 @@ import torch
 import envs
 from envs.models import allegro_kuka_scene as scene
 from envs.tasks import allegro_kuka as task
-from envs.tasks.allegro_kuka_held_starts import AJAR, EMPTY, FAR, HIGH, LOW, NEAR, NEXT, OPEN, ORIGINAL, PATIENCE
+from envs.tasks.allegro_kuka_held_starts import AJAR, FAR, HIGH, HOME, LOW, NEAR, NEXT, OPEN, ORIGINAL, PATIENCE
 
 REGRASPING, REORIENTATION = (f"AllegroKuka{name}HeldStarts" for name in ("Regrasping", "Reorientation"))
 EVERYWHERE = torch.ones(24, dtype=torch.bool)
+AT_FIRST, AFTER_A_SUCCESS = [0.4096, 0.0, 0.0, 0.0, 0.0], [0.0, 0.0625, 0.00625, 0.06561, 0.004096]  # weights
 
 
 @lru_cache(maxsize=None)
@@ -46,20 +47,41 @@ def test_most_objects_have_held_states():
 def test_a_goal_begins_with_the_object_in_the_hand_or_beneath_it(kind, env_id):
     env, held = make(kind, env_id)
     assert torch.equal(env.kind, torch.where(held, kind, ORIGINAL)) and not env.engine.qvel[held].any()
-    reach = 0.16 if kind <= LOW else 0.19 if kind <= OPEN else 0.4 if kind < EMPTY else 0.8
+    reach = 0.16 if kind <= LOW else 0.19 if kind <= OPEN else 0.4
     assert (env.palm_distance()[held] < reach).all()
     assert (env.gap()[held] < 0.01).all() if kind > AJAR else (env.gap()[held] > -0.005).all()
     assert (env.target[held, None] == env.held_target[held, kind]).all(2).any(1).all()
     ahead = env.observe()[held, -23:].abs().amax(1)
     place = (env.engine.body_pos[:, task.OBJECT] - env.object_start)[held]
     assert kind != OPEN or (ahead > 0.05).float().mean() > 0.5
-    assert kind not in range(NEAR, EMPTY) or ahead.max() < 0.3  # at rest
+    assert kind < NEAR or ahead.max() < 0.3  # at rest
     assert kind < FAR or (place[:, :2].abs() < env.start_range[:2] + 0.02).all()
     torch.testing.assert_close(env.observe()[:, -23:], env.target - env.engine.qpos[:, :23])
     assert (env.lifted[held] == (kind == HIGH)).all()
     torch.testing.assert_close(env.closest_fingertip, env.fingertip_distance())
     torch.testing.assert_close(env.closest_keypoint, env.keypoint_distance())
     assert not env.step(torch.zeros(24, 23))[2].any()
+
+
+def test_after_a_success_the_hand_is_on_its_way_back():
+    env, _ = make(HIGH)
+    env.engine.set_state(EVERYWHERE, env.engine.qpos, torch.ones_like(env.engine.qvel))
+    before, start = env.engine.qpos.clone(), env.draw_pose()
+    env.target = before[:, :23] + 0.1
+    env.draw_pose = lambda: start
+    kind = torch.arange(24) % 4 + HOME
+    env.begin_with(EVERYWHERE, kind)
+    back = kind < NEXT
+    way, rest = before[:, :23] - start, env.engine.qpos[:, :23] - start
+    share = (rest * way).sum(1) / way.square().sum(1)
+    torch.testing.assert_close(rest, share[:, None] * way)
+    torch.testing.assert_close((share[back] * 3.0).floor(), (kind[back] - HOME).float())
+    torch.testing.assert_close(share[~back], torch.ones(6))
+    torch.testing.assert_close(env.engine.qvel[:, :23], share[:, None].expand(-1, 23))
+    torch.testing.assert_close(env.target, start + share[:, None] * (way + 0.1))
+    assert torch.equal(env.engine.qpos[~back], before[~back]) and not env.lifted[back].any()
+    torch.testing.assert_close(env.closest_fingertip[back], env.fingertip_distance()[back])
+    torch.testing.assert_close(env.closest_keypoint, env.keypoint_distance())
 
 
 def test_what_is_held_high_is_lifted_and_its_goal_nearer():
@@ -93,19 +115,18 @@ def test_nobody_is_paid_for_a_lift_that_did_not_happen():
     assert terms["keypoint"][high].any() and terms["lift"][~high].any()
 
 
-@pytest.mark.parametrize("begin, last", [("reset_where", ORIGINAL), ("begin_next_goal", NEXT)])
-def test_goals_begin_most_with_starts_that_seldom_succeed(begin, last):
+@pytest.mark.parametrize("begin, later", [("reset_where", AT_FIRST), ("begin_next_goal", AFTER_A_SUCCESS)])
+def test_goals_begin_most_with_starts_that_seldom_succeed(begin, later):
     env, _ = make()
     env.held_count[:] = torch.arange(ORIGINAL) > HIGH
-    solved, drawn = torch.tensor([0.5, 0.5, 0.1, 0.9, 0.0, 0.0, 0.0, 0.0, 0.5, 0.0, 0.0, 0.0, 0.0]), []
-    solved[last] = 0.2
+    solved, drawn = torch.tensor([0.5, 0.5, 0.1, 0.9, 0.0, 0.0, 0.0, 0.0, 0.2, 0.5, 0.5, 0.1, 0.2]), []
     for _ in range(200):
         env.solved_share.copy_(solved)
         env.successes.fill_(1.0)
         getattr(env, begin)(EVERYWHERE)
         drawn.append(env.kind)
-    weight = torch.tensor([0.0, 0.0625, 0.6561, 0.0001, 1.0, 1.0, 1.0, 1.0, 0.0125, 0.2, 0.2, 0.0, 0.0])  # (1 - p)^4
-    weight[last] = 0.4096 if last == ORIGINAL else 0.008192
+    weight = torch.tensor([0.0, 0.0625, 0.6561, 0.0001, 1.0, 1.0, 1.0, 1.0])  # (1 - p)^4
+    weight = torch.cat([weight, torch.tensor(later)])
     share = torch.cat(drawn).bincount(minlength=13) / 4_800.0
     torch.testing.assert_close(share, weight / weight.sum(), atol=0.03, rtol=0.0)
 
