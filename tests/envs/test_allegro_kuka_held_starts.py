@@ -38,8 +38,7 @@ def make(kind=None, env_id=REGRASPING):
 
 def test_most_objects_have_held_states():
     env, _ = make()
-    assert env.held_count.any(0).all() and (env.held_count.any(1).float().mean() > 0.8)
-    assert (env.held_count <= env.held_qpos.shape[2]).all()
+    assert env.held_count.any(0).all() and env.held_count.any(1).float().mean() > 0.8 and env.held_count.max() <= 4
 
 
 @pytest.mark.parametrize("env_id", [REGRASPING, REORIENTATION])
@@ -66,22 +65,16 @@ def test_a_goal_begins_with_the_object_in_the_hand_or_beneath_it(kind, env_id):
 def test_after_a_success_the_hand_is_on_its_way_back():
     env, _ = make(HIGH)
     env.engine.set_state(EVERYWHERE, env.engine.qpos, torch.ones_like(env.engine.qvel))
-    before, start = env.engine.qpos.clone(), env.draw_pose()
-    env.target = before[:, :23] + 0.1
-    env.draw_pose = lambda: start
-    kind = torch.arange(24) % 4 + HOME
+    before, start, kind = env.engine.qpos[:, :23].clone(), env.draw_pose(), torch.arange(24) % 4 + HOME
+    env.target, env.draw_pose = before + 0.1, lambda: start
     env.begin_with(EVERYWHERE, kind)
-    back = kind < NEXT
-    way, rest = before[:, :23] - start, env.engine.qpos[:, :23] - start
-    share = (rest * way).sum(1) / way.square().sum(1)
-    torch.testing.assert_close(rest, share[:, None] * way)
-    torch.testing.assert_close((share[back] * 3.0).floor(), (kind[back] - HOME).float())
-    torch.testing.assert_close(share[~back], torch.ones(6))
-    torch.testing.assert_close(env.engine.qvel[:, :23], share[:, None].expand(-1, 23))
-    torch.testing.assert_close(env.target, start + share[:, None] * (way + 0.1))
-    assert torch.equal(env.engine.qpos[~back], before[~back]) and not env.lifted[back].any()
-    torch.testing.assert_close(env.closest_fingertip[back], env.fingertip_distance()[back])
-    torch.testing.assert_close(env.closest_keypoint, env.keypoint_distance())
+    way, rest = before - start, env.engine.qpos[:, :23] - start
+    share = (rest * way).sum(1, True) / way.square().sum(1, True)
+    torch.testing.assert_close(rest, share * way)
+    torch.testing.assert_close(env.engine.qvel[:, :23], share.expand(-1, 23))
+    torch.testing.assert_close(env.target, start + share * (way + 0.1))
+    assert torch.equal((3.0 * share[:, 0] + 1e-4).long(), kind - HOME) and not env.lifted[kind < NEXT].any()
+    torch.testing.assert_close(env.closest_fingertip[kind < NEXT], env.fingertip_distance()[kind < NEXT])
 
 
 def test_what_is_held_high_is_lifted_and_its_goal_nearer():
@@ -125,8 +118,7 @@ def test_goals_begin_most_with_starts_that_seldom_succeed(begin, later):
         env.successes.fill_(1.0)
         getattr(env, begin)(EVERYWHERE)
         drawn.append(env.kind)
-    weight = torch.tensor([0.0, 0.0625, 0.6561, 0.0001, 1.0, 1.0, 1.0, 1.0])  # (1 - p)^4
-    weight = torch.cat([weight, torch.tensor(later)])
+    weight = torch.tensor([0.0, 0.0625, 0.6561, 0.0001, 1.0, 1.0, 1.0, 1.0, *later])  # (1 - p)^4
     share = torch.cat(drawn).bincount(minlength=13) / 4_800.0
     torch.testing.assert_close(share, weight / weight.sum(), atol=0.03, rtol=0.0)
 
@@ -193,6 +185,5 @@ def test_targets_of_the_hand_are_relative():
     env, _ = make(HIGH)
     before = env.target.clone()
     assert torch.equal(env.next_target(torch.zeros(24, 23)), before)
-    moved = env.next_target(torch.full((24, 23), -0.5))
-    steps = torch.tensor([10.0 * 0.01667] * 7 + [0.1] * 16)
-    torch.testing.assert_close(moved, (before - 0.5 * steps).clamp(env.joint_lower, env.joint_upper))
+    expected = (before - 0.5 * torch.tensor([10.0 * 0.01667] * 7 + [0.1] * 16)).clamp(env.joint_lower, env.joint_upper)
+    torch.testing.assert_close(env.next_target(torch.full((24, 23), -0.5)), expected)

@@ -198,32 +198,20 @@ def test_a_success_brings_the_next_goal_at_once_and_leaves_all_else(make_still):
 
 
 def test_objective_counts_the_successes_of_the_episode(make_still):
-    env = make_still(2)
+    env = make_still(3)
     for _ in range(3):
-        put_cube(env, 0, off_goal=0.05)
-        put_cube(env, 1, off_goal=1.0)
+        for index, angle in enumerate((0.05, 1.0, 1.0)):
+            put_cube(env, index, off_goal=angle)
         act(env)
-    env.episode_step.fill_(599)
+    assert env.consecutive_successes.item() == 0.0  # nothing finished
+    env.episode_step[:2] = 599
     put_cube(env, 0, off_goal=0.05)
     goal = env.goal.clone()
     *_, truncated, info = act(env)
-    assert truncated.all() and info["episode"]["objective"].tolist() == [4.0, 0.0]
-    assert torch.equal(info["final_obs"][:, 64:68], goal.roll(-1, 1)) and not env.term_sums.any()
-    assert info["metrics"]["successes"].item() == 2.0 and env.successes.tolist() == [0.0, 0.0]
-    assert info["metrics"]["consecutive_successes"].item() == pytest.approx(0.2)  # 0.1 of the newest mean
-
-
-def test_consecutive_successes_average_over_what_finishes(make_still):
-    env = make_still(4)
-    env.consecutive_successes.fill_(10.0)
-    for index in range(4):
-        put_cube(env, index)
-    act(env)
-    assert env.consecutive_successes.item() == 10.0  # nothing finished
-    env.successes[:] = torch.tensor([6.0, 2.0, 50.0, 50.0])
-    env.episode_step[:2] = 599
-    act(env)
-    assert env.consecutive_successes.item() == pytest.approx(0.9 * 10.0 + 0.1 * 4.0)
+    assert truncated.tolist() == [True, True, False] and info["episode"]["objective"].tolist() == [4.0, 0.0, 0.0]
+    assert torch.equal(info["final_obs"][:, 64:68], goal.roll(-1, 1)) and not env.term_sums[:2].any()
+    assert info["metrics"]["successes"].item() == pytest.approx(4.0 / 3.0) and not env.successes.any()
+    assert info["metrics"]["consecutive_successes"].item() == pytest.approx(0.2)  # 0.1 of the mean of what finished
 
 
 @pytest.mark.parametrize("drop, lost", [(0.239, False), (0.241, True)])
