@@ -39,7 +39,7 @@ POSE_DRAWS, GRASP_HEIGHT = 4, scene.TABLE_TOP + 0.27  # at most, until the finge
 KIND_NAMES = "high low ajar half_open open near halfway far original home midway away next".split()
 KINDS = range(len(KIND_NAMES))
 HIGH, LOW, AJAR, HALF_OPEN, OPEN, NEAR, HALFWAY, FAR, ORIGINAL, HOME, MIDWAY, AWAY, NEXT = KINDS
-BEYOND = {MIDWAY: 0.1, AWAY: 0.1, NEXT: 0.01}  # factors of the weights of these, whose way is longer than the original's
+BEYOND = {MIDWAY: 0.1, AWAY: 0.1, NEXT: 0.01}  # factors of weights, where the way is longer than the original's
 RECENT = 500.0  # goals over which successes are averaged
 PATIENCE = 140  # control steps since a goal was set, after which an episode of a training ends
 BANK_SIZE = 4  # S, at most
@@ -133,8 +133,9 @@ class HeldStarts:
         self.closest_keypoint = torch.where(mask, self.keypoint_distance(), self.closest_keypoint)
 
     def move_back(self, mask, share):
-        """Of mask (N,) bool: put the robot at `share` (N,) of the way from a start to where it is, or up to a third
-        farther, and the object on the table."""
+        """Put the robots of mask (N,) bool at `share` (N,) of the way from a start to where they are, or up to a third
+        farther, and their objects on the table.
+        """
         share = share[:, None] + self.uniform(0.0, 1.0 / (NEXT - HOME), 1)
         start, joints = self.draw_pose(), slice(self.num_joints)
         qpos, qvel = self.engine.qpos.clone(), self.engine.qvel.clone()
