@@ -39,7 +39,7 @@ POSE_DRAWS, GRASP_HEIGHT = 4, scene.TABLE_TOP + 0.27  # at most, until the finge
 KIND_NAMES = "high low ajar half_open open near halfway far original home midway away next".split()
 KINDS = range(len(KIND_NAMES))
 HIGH, LOW, AJAR, HALF_OPEN, OPEN, NEAR, HALFWAY, FAR, ORIGINAL, HOME, MIDWAY, AWAY, NEXT = KINDS
-BEYOND = {MIDWAY: 0.1, AWAY: 0.1, NEXT: 0.01}  # factors of weights, where the way is longer than the original's
+FACTORS = {ORIGINAL: 3.0, MIDWAY: 0.2, AWAY: 0.2, NEXT: 0.15}  # of weights; the longest ways came last
 RECENT = 500.0  # goals over which successes are averaged
 PATIENCE = 200  # control steps since a goal was set, after which an episode of a training ends
 BANK_SIZE = 4  # S, at most
@@ -64,7 +64,7 @@ class HeldStarts:
         self.held_count = self.zeros(ORIGINAL, dtype=torch.long)
         self.kind = self.zeros(dtype=torch.long).fill_(ORIGINAL)  # of the start that the goal began with
         self.solved_share = torch.full((len(KINDS),), 0.5, device=self.device)  # of the recent goals of each kind
-        self.beyond = self.tensor([BEYOND.get(kind, 1.0) for kind in KINDS])
+        self.factors = self.tensor([FACTORS.get(kind, 1.0) for kind in KINDS])
         hand_step = [HAND_STEP] * (JOINTS_PER_ROBOT - NUM_ARM)
         self.target_step = self.tensor([ARM_SPEED * scene.CONTROL_PERIOD] * NUM_ARM + hand_step)  # rad
 
@@ -110,7 +110,7 @@ class HeldStarts:
         again = self.successes[:, None] > 0
         possible = torch.cat([self.held_count > 0, ~again, again.expand(-1, NEXT - ORIGINAL)], 1)
         exponential = self.uniform(1e-6, 1.0 - 1e-6, len(KINDS)).log().neg()  # never 0
-        weight = self.beyond * (1.0 - self.solved_share).pow(4)
+        weight = self.factors * (1.0 - self.solved_share).pow(4)
         kind = (weight * possible / exponential).argmax(1)  # drawn with these weights
         self.begin_with(mask, kind)
 

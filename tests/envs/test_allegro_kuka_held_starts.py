@@ -12,7 +12,7 @@ from envs.tasks.allegro_kuka_held_starts import AJAR, FAR, HIGH, HOME, LOW, NEAR
 
 REGRASPING, REORIENTATION = (f"AllegroKuka{name}HeldStarts" for name in ("Regrasping", "Reorientation"))
 EVERYWHERE = torch.ones(24, dtype=torch.bool)
-AT_FIRST, AFTER_A_SUCCESS = [0.4096, 0.0, 0.0, 0.0, 0.0], [0.0, 0.0625, 0.00625, 0.06561, 0.004096]  # weights
+AT_FIRST, AFTER_A_SUCCESS = [1.2288, 0.0, 0.0, 0.0, 0.0], [0.0, 0.0625, 0.0125, 0.13122, 0.06144]  # weights
 
 
 @lru_cache(maxsize=None)
