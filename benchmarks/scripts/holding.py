@@ -10,8 +10,8 @@ and prints Markdown tables of episodes' shares and of the reward's terms.
     lost      the episode terminated: the object fell off, or is out of reach
 
 The longest hold is that of all episodes; the top speed is the median over those in which the object was lifted. Of a
-task with held starts, --start begins episodes as its training does, where the object has such states; goals after a
-success begin as in the original.
+task with held starts, --start begins episodes as its training does, and leaves out environments without such states;
+goals after a success begin as in the original.
 """
 
 import argparse
@@ -21,7 +21,7 @@ import torch
 import evaluate
 from envs.rotations import conjugate, rotate
 from envs.tasks.allegro_kuka import LIFT_OFFSET, LIFT_THRESHOLD, NEAR_FACTOR, OBJECT, AllegroKukaBase
-from envs.tasks.allegro_kuka_held_starts import KIND_NAMES, ORIGINAL
+from envs.tasks.allegro_kuka_held_starts import KIND_NAMES, ORIGINAL, HeldStarts
 
 REACH = 0.02  # m
 HELD_SECONDS = 0.5
@@ -91,8 +91,8 @@ def main(argv=None):
     rows, term_rows = [], []
     for actions in ("sampled", "mean"):
         env = evaluate.make_env(saved, args.episodes, args.seed, "auto", "cpu")
-        if not isinstance(env, AllegroKukaBase):
-            parser.error(f"{args.run}: of {saved['args']['env_id']}, which is no AllegroKuka task")
+        if not isinstance(env, AllegroKukaBase if args.start == "original" else HeldStarts):
+            parser.error(f"{args.run}: of {saved['args']['env_id']}, which has no such episodes")
         agent = evaluate.make_agent(saved, script, env, "cpu")
         torch.manual_seed(args.seed)
         ids = torch.zeros(args.episodes, dtype=torch.long)

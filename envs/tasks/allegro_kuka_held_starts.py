@@ -33,13 +33,13 @@ OPEN_NOISE, SHUT_EXTRA = 0.15, (0.0, 0.5)  # rad; the hand closes farther than a
 TOWARDS_PALM, CENTRE_NOISE = (0.0, 0.5), 0.015  # share of the way there from between the fingertips; m
 POSE_DRAWS, GRASP_HEIGHT = 4, scene.TABLE_TOP + 0.27  # at most, until the fingertips are as high, m
 
-# Held in the air, held over the table, on it between fingers that open (in thirds), beneath the open hand on its way
-# to the original start (in thirds); as in the original task; after a success the hand moved back to thirds of the way
-# from its start to where it was, or not moved, as in the original task
+# Held in the air; held over the table; on it between fingers that open (in thirds); beneath the open hand on its way to
+# the original start (in thirds); the original start. After a success only: on the table, the robot moved back to thirds
+# of the way from a start pose to where it was; as in the original task.
 KIND_NAMES = "high low ajar half_open open near halfway far original home midway away next".split()
 KINDS = range(len(KIND_NAMES))
 HIGH, LOW, AJAR, HALF_OPEN, OPEN, NEAR, HALFWAY, FAR, ORIGINAL, HOME, MIDWAY, AWAY, NEXT = KINDS
-FACTORS = {ORIGINAL: 3.0, MIDWAY: 0.2, AWAY: 0.2, NEXT: 0.15}  # of weights; the longest ways came last
+FACTORS = {ORIGINAL: 3.0, MIDWAY: 0.2, AWAY: 0.2, NEXT: 0.15}  # of weights: most for what evaluations play
 RECENT = 500.0  # goals over which successes are averaged
 PATIENCE = 200  # control steps since a goal was set, after which an episode of a training ends
 BANK_SIZE = 4  # S, at most
@@ -52,8 +52,8 @@ TABLE_GAP, TIP_GAP, LAID_GAP = 0.003, 0.012, 0.01  # m above the table: of objec
 
 
 class HeldStarts:
-    """To be put before a task with one arm. An environment's held states are found by closing its hand around its
-    object in the air and putting it down; some objects have none. They are part of the state that is saved.
+    """Mixin for tasks with one arm, named before the task. An environment's held states are found by closing its hand
+    around its object in the air and putting it down; some objects have none. They are part of the state that is saved.
     """
 
     def __init__(self, num_envs, device, seed, engine="mujoco"):
@@ -64,7 +64,6 @@ class HeldStarts:
         self.held_count = self.zeros(ORIGINAL, dtype=torch.long)
         self.kind = self.zeros(dtype=torch.long).fill_(ORIGINAL)  # of the start that the goal began with
         self.solved_share = torch.full((len(KINDS),), 0.5, device=self.device)  # of the recent goals of each kind
-        self.factors = self.tensor([FACTORS.get(kind, 1.0) for kind in KINDS])
         hand_step = [HAND_STEP] * (JOINTS_PER_ROBOT - NUM_ARM)
         self.target_step = self.tensor([ARM_SPEED * scene.CONTROL_PERIOD] * NUM_ARM + hand_step)  # rad
 
@@ -74,8 +73,7 @@ class HeldStarts:
         if not self.held_count.any():
             self.find_held_states()
         super().reset()
-        spread = (self.episode_step * (PATIENCE / self.max_episode_steps)).long()  # of those whose time ends earlier
-        self.episode_step.copy_(spread)
+        self.episode_step.mul_(PATIENCE).div_(self.max_episode_steps, rounding_mode="floor")  # goals' time ends earlier
         return self.observe()
 
     def observe(self):
@@ -95,8 +93,6 @@ class HeldStarts:
         super().set_goal(mask)
         if self.training:
             self.begin_held(mask, reached)
-        else:
-            self.kind = self.kind.masked_fill(mask, ORIGINAL)
 
     def begin_held(self, mask, reached):
         """Draw a kind of start for each goal of mask (N,) bool, with weight (1 - p)^4 for a share p of goals reached.
@@ -110,7 +106,9 @@ class HeldStarts:
         again = self.successes[:, None] > 0
         possible = torch.cat([self.held_count > 0, ~again, again.expand(-1, NEXT - ORIGINAL)], 1)
         exponential = self.uniform(1e-6, 1.0 - 1e-6, len(KINDS)).log().neg()  # never 0
-        weight = self.factors * (1.0 - self.solved_share).pow(4)
+        weight = (1.0 - self.solved_share).pow(4)
+        for kind, factor in FACTORS.items():  # no tensor, which a resumed run would restore
+            weight[kind] *= factor
         kind = (weight * possible / exponential).argmax(1)  # drawn with these weights
         self.begin_with(mask, kind)
 
@@ -133,15 +131,15 @@ class HeldStarts:
         self.closest_keypoint = torch.where(mask, self.keypoint_distance(), self.closest_keypoint)
 
     def move_back(self, mask, share):
-        """Put the robots of mask (N,) bool at `share` (N,) of the way from a start to where they are, or up to a third
-        farther, and their objects on the table.
+        """Put the robots of mask (N,) bool on the way from a start pose to where they are, at `share` (N,) of it or up
+        to a third farther, and their objects on the table.
         """
         share = share[:, None] + self.uniform(0.0, 1.0 / (NEXT - HOME), 1)
         start, joints = self.draw_pose(), slice(self.num_joints)
         qpos, qvel = self.engine.qpos.clone(), self.engine.qvel.clone()
-        qpos[:, joints] = start + share * (qpos[:, joints] - start)
+        qpos[:, joints] = start.lerp(qpos[:, joints], share)
         qvel[:, joints] *= share
-        self.target = torch.where(mask[:, None], start + share * (self.target - start), self.target)
+        self.target = torch.where(mask[:, None], start.lerp(self.target, share), self.target)
         self.place_object(mask, qpos, qvel)
 
     def lost(self, near, fingertip_distance):
