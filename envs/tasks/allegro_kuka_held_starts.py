@@ -39,7 +39,7 @@ POSE_DRAWS, GRASP_HEIGHT = 4, scene.TABLE_TOP + 0.27  # at most, until the finge
 KIND_NAMES = "high low ajar half_open open near halfway far original home midway away next".split()
 KINDS = range(len(KIND_NAMES))
 HIGH, LOW, AJAR, HALF_OPEN, OPEN, NEAR, HALFWAY, FAR, ORIGINAL, HOME, MIDWAY, AWAY, NEXT = KINDS
-FACTORS = {ORIGINAL: 3.0, MIDWAY: 0.2, AWAY: 0.2, NEXT: 0.15}  # of weights: most for what evaluations play
+FACTORS = {ORIGINAL: 3.0, MIDWAY: 0.2, AWAY: 0.2, NEXT: 0.15}  # of weights: most for what evaluations begin with
 RECENT = 500.0  # goals over which successes are averaged
 PATIENCE = 200  # control steps since a goal was set, after which an episode of a training ends
 BANK_SIZE = 4  # S, at most
@@ -95,7 +95,8 @@ class HeldStarts:
             self.begin_held(mask, reached)
 
     def begin_held(self, mask, reached):
-        """Draw a kind of start for each goal of mask (N,) bool, with weight (1 - p)^4 for a share p of goals reached.
+        """Draw a kind of start for each goal of mask (N,) bool, with weight (1 - p)^4 for a share p of goals reached,
+        times the kind's factor.
 
         reached (N,) bool: whether the goals before these were.
         """

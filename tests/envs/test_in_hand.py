@@ -199,11 +199,12 @@ def test_a_success_brings_the_next_goal_at_once_and_leaves_all_else(make_still):
 
 def test_objective_counts_the_successes_of_the_episode(make_still):
     env = make_still(3)
+    env.consecutive_successes.fill_(10.0)
     for _ in range(3):
         for index, angle in enumerate((0.05, 1.0, 1.0)):
             put_cube(env, index, off_goal=angle)
         act(env)
-    assert env.consecutive_successes.item() == 0.0  # nothing finished
+    assert env.consecutive_successes.item() == 10.0  # nothing finished
     env.episode_step[:2] = 599
     put_cube(env, 0, off_goal=0.05)
     goal = env.goal.clone()
@@ -211,7 +212,7 @@ def test_objective_counts_the_successes_of_the_episode(make_still):
     assert truncated.tolist() == [True, True, False] and info["episode"]["objective"].tolist() == [4.0, 0.0, 0.0]
     assert torch.equal(info["final_obs"][:, 64:68], goal.roll(-1, 1)) and not env.term_sums[:2].any()
     assert info["metrics"]["successes"].item() == pytest.approx(4.0 / 3.0) and not env.successes.any()
-    assert info["metrics"]["consecutive_successes"].item() == pytest.approx(0.2)  # 0.1 of the mean of what finished
+    assert info["metrics"]["consecutive_successes"].item() == pytest.approx(0.9 * 10.0 + 0.1 * 2.0)
 
 
 @pytest.mark.parametrize("drop, lost", [(0.239, False), (0.241, True)])
