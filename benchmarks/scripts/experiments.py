@@ -123,18 +123,18 @@ def batch_scaling(env_id, num_envs, max_ent_coef, rows, more=(), seeds=None):
     )
 
 
-def robot(env_id, score, *more):
-    """A task's CPU preset, 1,024 environments (1,020 for six agents), with minibatches of 1,024 rows."""
-    agents = (("PPO", "ppo.py", 1, 1_024), ("SAPG-6", "sapg.py", 6, 1_020), *more)
+def robot(env_id, score, *more, num_envs=1_024, rows=1_024, total_timesteps=10_000_000, seeds=range(1, 4), tags=()):
+    """A task's CPU preset with minibatches of `rows` rows. more: populations beside SAPG-6, as arguments of `sized`."""
+    agents = (("PPO", "ppo.py", 1, num_envs), ("SAPG-6", "sapg.py", 6, num_envs // 6 * 6), *more)
     return Experiment(
         env_id=env_id,
-        total_timesteps=10_000_000,
-        seeds=range(1, 4),
+        total_timesteps=total_timesteps,
+        seeds=seeds,
         flags="--clip-vloss",
-        tags=tuple(dict.fromkeys((score, RETURN, OBJECTIVE, REWARD))),
+        tags=tuple(dict.fromkeys((score, RETURN, OBJECTIVE, REWARD, *tags))),
         finals=(STD, "evolution/fired"),
         evaluate=True,
-        variants=tuple(sized(*each, 1_024) for each in agents),
+        variants=tuple(sized(*each[:4], rows, *each[4:]) for each in agents),
     )
 
 

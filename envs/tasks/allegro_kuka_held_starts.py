@@ -40,6 +40,7 @@ KIND_NAMES = "high low ajar half_open open near halfway far original home midway
 KINDS = range(len(KIND_NAMES))
 HIGH, LOW, AJAR, HALF_OPEN, OPEN, NEAR, HALFWAY, FAR, ORIGINAL, HOME, MIDWAY, AWAY, NEXT = KINDS
 FACTORS = {ORIGINAL: 3.0, MIDWAY: 0.2, AWAY: 0.2, NEXT: 0.15}  # of weights: most for what evaluations begin with
+UNSOLVED = 0.01  # added to shares in weights, so that kinds that were never solved are still tried
 RECENT = 500.0  # goals over which successes are averaged
 PATIENCE = 200  # control steps since a goal was set, after which an episode of a training ends
 BANK_SIZE = 4  # S, at most
@@ -95,8 +96,8 @@ class HeldStarts:
             self.begin_held(mask, reached)
 
     def begin_held(self, mask, reached):
-        """Draw a kind of start for each goal of mask (N,) bool, with weight (1 - p)^4 for a share p of goals reached,
-        times the kind's factor.
+        """Draw a kind of start for each goal of mask (N,) bool, with weight (p + UNSOLVED) (1 - p)^4 for a share p of
+        goals reached, times the kind's factor: what is within reach first, then what is still left to learn.
 
         reached (N,) bool: whether the goals before these were.
         """
@@ -107,7 +108,7 @@ class HeldStarts:
         again = self.successes[:, None] > 0
         possible = torch.cat([self.held_count > 0, ~again, again.expand(-1, NEXT - ORIGINAL)], 1)
         exponential = self.uniform(1e-6, 1.0 - 1e-6, len(KINDS)).log().neg()  # never 0
-        weight = (1.0 - self.solved_share).pow(4)
+        weight = (self.solved_share + UNSOLVED) * (1.0 - self.solved_share).pow(4)
         for kind, factor in FACTORS.items():  # no tensor, which a resumed run would restore
             weight[kind] *= factor
         kind = (weight * possible / exponential).argmax(1)  # drawn with these weights

@@ -12,7 +12,7 @@ from envs.tasks.allegro_kuka_held_starts import AJAR, FAR, HIGH, HOME, LOW, NEAR
 
 REGRASPING, REORIENTATION = (f"AllegroKuka{name}HeldStarts" for name in ("Regrasping", "Reorientation"))
 EVERYWHERE = torch.ones(24, dtype=torch.bool)
-AT_FIRST, AFTER_A_SUCCESS = [1.2288, 0.0, 0.0, 0.0, 0.0], [0.0, 0.4096, 0.2, 0.2, 0.15]  # weights
+AT_FIRST, AFTER_A_SUCCESS = [0.25805, 0.0, 0.0, 0.0, 0.0], [0.0, 0.08602, 0.0172, 0.01645, 0.01116]  # weights
 
 
 @lru_cache(maxsize=None)
@@ -109,16 +109,16 @@ def test_nobody_is_paid_for_a_lift_that_did_not_happen():
 
 
 @pytest.mark.parametrize("begin, later", [("reset_where", AT_FIRST), ("begin_next_goal", AFTER_A_SUCCESS)])
-def test_goals_begin_most_with_starts_that_seldom_succeed(begin, later):
+def test_goals_begin_most_with_starts_within_reach(begin, later):
     env, _ = make()
     env.held_count[:] = torch.arange(ORIGINAL) > HIGH
-    solved, drawn = torch.tensor([0.0, 0.3, 0.1, 0.9, 0.9, 0.9, 0.9, 0.9, 0.2, 0.2, 0.0, 0.0, 0.0]), []
+    solved, drawn = torch.tensor([0.0, 0.3, 0.1, 0.9, 0.9, 0.9, 0.9, 0.9, 0.2, 0.2, 0.2, 0.25, 0.3]), []
     for _ in range(200):
         env.solved_share.copy_(solved)
         env.successes.fill_(1.0)
         getattr(env, begin)(EVERYWHERE)
         drawn.append(env.kind)
-    weight = torch.tensor([0.0, 0.2401, 0.6561, *[0.0001] * 5, *later])  # (1 - p)^4
+    weight = torch.tensor([0.0, 0.07443, 0.07217, *[9e-05] * 5, *later])  # (p + 0.01) (1 - p)^4
     share = torch.cat(drawn).bincount(minlength=13) / 4_800.0
     torch.testing.assert_close(share, weight / weight.sum(), atol=0.03, rtol=0.0)
 
