@@ -40,7 +40,7 @@ TOY = dict(  # ours
 PPO = PBT = {
     "AllegroHand": dict(IN_HAND, hidden_sizes=(512, 256, 128)),
     **{task: ALLEGRO_KUKA for task in TASKS if task.startswith("AllegroKuka")},
-    **{x: dict(ALLEGRO_KUKA, kl_threshold=0.008, clip_coef=0.2, init_std=0.15) for x in TASKS if "Held" in x},  # ours
+    **{x: dict(ALLEGRO_KUKA, kl_threshold=0.008, clip_coef=0.2, init_std=0.4) for x in TASKS if "Held" in x},  # ours
     "Ant": dict(
         num_envs=4_096, total_timesteps=100_000_000, num_steps=16, num_minibatches=2, update_epochs=4,
         learning_rate=3e-4, kl_threshold=0.008, clip_coef=0.2, vf_coef=2.0, bounds_coef=1e-4, reward_scale=0.01,

@@ -138,6 +138,20 @@ def robot(env_id, score, *more, num_envs=1_024, rows=1_024, total_timesteps=10_0
     )
 
 
+ARM = dict(
+    total_timesteps=20_000_000, seeds=range(1, 3), tags=("charts/lifted", "charts/reward_*", "charts/solved_from_*")
+)
+
+
+def arm_populations(num_envs):
+    """Beside SAPG-6, for `robot`; EPO with a generation where fitness differs enough, and one per episode."""
+    return (
+        ("CPO-6", "cpo.py", 6, num_envs // 6 * 6),
+        ("EPO-16, Eq. 3", "epo.py", 16, num_envs),
+        ("EPO-16, every episode", "epo.py", 16, num_envs, "", "--ga-interval 1"),
+    )
+
+
 # CleanRL's ppo_continuous_action.py for DeepMind Control: 2,048 rows, minibatches of 64, a network each of 64-64. Its
 # learning rate falls linearly, ours follows the KL divergence
 CLEANRL = (
@@ -254,6 +268,11 @@ EXPERIMENTS = {
     ),
     "ant_populations": robot("Ant", RETURN),
     "allegro_hand_populations": robot("AllegroHand", RETURN, ("EPO-16", "epo.py", 16, 1_024)),
+    # Do populations help where exploration is the problem, or diverse starts?
+    "allegro_kuka_populations": robot("AllegroKukaRegrasping", OBJECTIVE, *arm_populations(1_024), **ARM),
+    "held_starts_populations": robot(
+        "AllegroKukaRegraspingHeldStarts", OBJECTIVE, *arm_populations(2_048), num_envs=2_048, rows=2_048, **ARM
+    ),
     # How far does AllegroKukaRegrasping come in one to three hours of one core?
     "allegro_kuka": Experiment(
         env_id="AllegroKukaRegrasping",
