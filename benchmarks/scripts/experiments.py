@@ -123,32 +123,18 @@ def batch_scaling(env_id, num_envs, max_ent_coef, rows, more=(), seeds=None):
     )
 
 
-def robot(env_id, score, *more, num_envs=1_024, rows=1_024, total_timesteps=10_000_000, seeds=range(1, 4), tags=()):
-    """A task's CPU preset with minibatches of `rows` rows. more: populations beside SAPG-6, as arguments of `sized`."""
-    agents = (("PPO", "ppo.py", 1, num_envs), ("SAPG-6", "sapg.py", 6, num_envs // 6 * 6), *more)
+def robot(env_id, score, *more):
+    """A task's CPU preset, 1,024 environments (1,020 for six agents), with minibatches of 1,024 rows."""
+    agents = (("PPO", "ppo.py", 1, 1_024), ("SAPG-6", "sapg.py", 6, 1_020), *more)
     return Experiment(
         env_id=env_id,
-        total_timesteps=total_timesteps,
-        seeds=seeds,
+        total_timesteps=10_000_000,
+        seeds=range(1, 4),
         flags="--clip-vloss",
-        tags=tuple(dict.fromkeys((score, RETURN, OBJECTIVE, REWARD, *tags))),
+        tags=tuple(dict.fromkeys((score, RETURN, OBJECTIVE, REWARD))),
         finals=(STD, "evolution/fired"),
         evaluate=True,
-        variants=tuple(sized(*each[:4], rows, *each[4:]) for each in agents),
-    )
-
-
-ARM = dict(
-    total_timesteps=20_000_000, seeds=range(1, 3), tags=("charts/lifted", "charts/reward_*", "charts/solved_from_*")
-)
-
-
-def arm_populations(num_envs):
-    """Beside SAPG-6, for `robot`; EPO with a generation where fitness differs enough, and one per episode."""
-    return (
-        ("CPO-6", "cpo.py", 6, num_envs // 6 * 6),
-        ("EPO-16, Eq. 3", "epo.py", 16, num_envs),
-        ("EPO-16, every episode", "epo.py", 16, num_envs, "", "--ga-interval 1"),
+        variants=tuple(sized(*each, 1_024) for each in agents),
     )
 
 
@@ -268,11 +254,6 @@ EXPERIMENTS = {
     ),
     "ant_populations": robot("Ant", RETURN),
     "allegro_hand_populations": robot("AllegroHand", RETURN, ("EPO-16", "epo.py", 16, 1_024)),
-    # Do populations help where exploration is the problem, or diverse starts?
-    "allegro_kuka_populations": robot("AllegroKukaRegrasping", OBJECTIVE, *arm_populations(1_024), **ARM),
-    "held_starts_populations": robot(
-        "AllegroKukaRegraspingHeldStarts", OBJECTIVE, *arm_populations(2_048), num_envs=2_048, rows=2_048, **ARM
-    ),
     # How far does AllegroKukaRegrasping come in one to three hours of one core?
     "allegro_kuka": Experiment(
         env_id="AllegroKukaRegrasping",
