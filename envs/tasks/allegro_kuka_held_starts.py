@@ -63,19 +63,26 @@ class HeldStarts:
         self.held_qpos = self.zeros(ORIGINAL, BANK_SIZE, self.engine.qpos.shape[1])
         self.held_target = self.zeros(ORIGINAL, BANK_SIZE, self.num_joints)
         self.held_count = self.zeros(ORIGINAL, dtype=torch.long)
+        self.searched = False
         self.kind = self.zeros(dtype=torch.long).fill_(ORIGINAL)  # of the start that the goal began with
         self.solved_share = torch.full((len(KINDS),), 0.5, device=self.device)  # of the recent goals of each kind
         hand_step = [HAND_STEP] * (JOINTS_PER_ROBOT - NUM_ARM)
         self.target_step = self.tensor([ARM_SPEED * scene.CONTROL_PERIOD] * NUM_ARM + hand_step)  # rad
 
     def reset(self):
-        if not self.training:
-            return super().reset()
-        if not self.held_count.any():
-            self.find_held_states()
-        super().reset()
-        self.episode_step.mul_(PATIENCE).div_(self.max_episode_steps, rounding_mode="floor")  # goals' time ends earlier
-        return self.observe()
+        obs = super().reset()
+        if self.training:  # goals' time ends earlier
+            self.episode_step.mul_(PATIENCE).div_(self.max_episode_steps, rounding_mode="floor")
+        return obs
+
+    def advance(self, action):
+        if self.training and not self.searched:  # not in reset: a resumed run has its states by now
+            self.searched = True
+            if not self.held_count.any():
+                before = self.engine.state_dict()
+                self.find_held_states()
+                self.engine.load_state_dict(before)
+        return super().advance(action)
 
     def observe(self):
         """The original's and how far the target of each joint is ahead of its angle (N, J) rad.

@@ -17,9 +17,14 @@ AT_FIRST, AFTER_A_SUCCESS = [0.25805, 0.0, 0.0, 0.0, 0.0], [0.0, 0.08602, 0.0172
 
 @lru_cache(maxsize=None)
 def found(env_id):
-    """The state of 24 environments after the first reset of a training."""
-    env = envs.make(env_id, 24, training=True)
-    env.reset()
+    """The state of 24 environments after the first step of a training."""
+    env, unsearched = (envs.make(env_id, 24, training=True) for _ in range(2))
+    unsearched.searched = True
+    for each in (env, unsearched):
+        each.reset()
+        each.push = lambda: None  # random
+    outcomes = [each.step(torch.full((24, 23), 0.5))[1:4] for each in (env, unsearched)]
+    assert all(map(torch.equal, *outcomes))
     return env.state_dict()
 
 
@@ -31,11 +36,14 @@ def make(kind=HIGH, env_id=REGRASPING):
     has_some = env.held_count[:, kind] > 0
     env.begin_with(EVERYWHERE, torch.where(has_some, kind, ORIGINAL))
     env.episode_step.zero_()
+    env.solved_share.fill_(0.5)
     return env, has_some
 
 
-def test_most_objects_have_held_states():
+def test_most_objects_have_held_states_and_the_first_time_limits_are_spread():
     env, _ = make()
+    env.reset()
+    assert env.episode_step.max() < PATIENCE and len(env.episode_step.unique()) == 24 and env.shortened.sum() == 23
     assert env.held_count.any(0).all() and env.held_count.any(1).float().mean() > 0.8 and env.held_count.max() <= 4
 
 
@@ -51,7 +59,7 @@ def test_a_goal_begins_with_the_object_in_the_hand_or_beneath_it(kind, env_id):
     ahead = env.observe()[held, -23:].abs().amax(1)
     place = (env.engine.body_pos[:, task.OBJECT] - env.object_start)[held]
     assert kind != OPEN or (ahead > 0.05).float().mean() > 0.5
-    assert kind < NEAR or ahead.max() < 0.3  # at rest
+    assert kind < NEAR or (ahead < 0.3).float().mean() > 0.8  # at rest, but for jammed fingers
     assert kind < FAR or (place[:, :2].abs() < env.start_range[:2] + 0.02).all()
     torch.testing.assert_close(env.observe()[:, -23:], env.target - env.engine.qpos[:, :23])
     assert (env.lifted[held] == (kind == HIGH)).all()
@@ -101,6 +109,8 @@ def test_what_is_held_stays_held_while_nothing_moves(kind):
 
 def test_nobody_is_paid_for_a_lift_that_did_not_happen():
     env, high = make(HIGH)
+    high[:12] = False
+    env.begin_with(~high, torch.full_like(env.kind, OPEN))
     for _ in range(20):
         env.step(torch.zeros(24, 23))
     terms = dict(zip(env.reward_names, env.term_sums.T))
@@ -161,24 +171,18 @@ def test_an_evaluation_plays_the_original_starts(env_id, capsys):
     assert torch.equal(env.kind, before) and not env.lost(env.lifted, env.closest_fingertip + 1.0).any()
 
 
-def test_the_first_time_limits_are_spread():
-    env, _ = make()
-    env.reset()
-    assert env.episode_step.max() < PATIENCE and len(env.episode_step.unique()) == 24 and env.shortened.sum() == 23
-
-
 def test_a_resumed_run_goes_on_exactly(capsys):
     first, _ = make()
     second = envs.make(REGRASPING, 24, seed=5, training=True)
+    second.reset()
     second.load_state_dict(first.state_dict())
+    capsys.readouterr()
     for step in range(6):
         first.episode_step[step::6] = second.episode_step[step::6] = 10_000  # begin anew
         action = 2.0 * torch.rand(24, 23, generator=torch.Generator().manual_seed(step)) - 1.0
         for a, b in zip(first.step(action)[:4], second.step(action)[:4]):
             assert torch.equal(a, b)
-    assert 0 < (first.kind < ORIGINAL).sum() < 24
-    second.reset()
-    assert torch.equal(first.held_qpos, second.held_qpos) and "held starts" not in capsys.readouterr().out
+    assert 0 < (first.kind < ORIGINAL).sum() < 24 and capsys.readouterr().out == ""
 
 
 def test_targets_of_the_hand_are_relative():
