@@ -91,7 +91,7 @@ EPO = merge(SAPG, {
     **dict.fromkeys(("Anymal", "Humanoid"), EPO_LOCOMOTION),
     **{task: dict(ga_threshold=0.5) for task in PPO if task == "Ant" or task.startswith("envpool:")},
 })
-# Ours. Without a GPU: small networks, minibatches of 1,024 rows, 5 epochs for AllegroKuka, two hours on two idle cores
+# Ours. Without a GPU: small networks, minibatches of a row per environment, two hours on two idle cores
 SMALL = dict(num_envs=1_024, num_steps=16, num_minibatches=16, lstm=False, hidden_sizes=(256, 128, 64))
 CPU = {
     **{task: dict(SMALL, total_timesteps=80_000_000) for task in ("AllegroHand", "ShadowHand")},

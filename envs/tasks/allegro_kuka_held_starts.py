@@ -20,7 +20,7 @@ from envs.tasks.allegro_kuka import (
 )
 
 HAND_STEP = 0.1  # rad per control step at an action of 1, where the hand's targets are relative
-DROPPED = 0.2  # m that all fingertips are farther from the object than at best: there an episode of a training ends
+DROPPED = 0.2  # m that all fingertips are farther from the object than at best: beyond it a training episode ends
 
 # Joint angles (rad) of a grasp of a 5 cm cube with thumb and fingers, and of the arm that lifts it off the table.
 ARM_LOW = (-1.613, 1.644, 0.033, 1.307, 0.04, 1.354, 2.312)
@@ -42,7 +42,7 @@ HIGH, LOW, AJAR, HALF_OPEN, OPEN, NEAR, HALFWAY, FAR, ORIGINAL, HOME, MIDWAY, AW
 FACTORS = {ORIGINAL: 3.0, MIDWAY: 0.2, AWAY: 0.2, NEXT: 0.15}  # of weights: most for what evaluations begin with
 UNSOLVED = 0.01  # added to shares in weights, so that kinds that were never solved are still tried
 RECENT = 500.0  # goals over which successes are averaged
-PATIENCE = 200  # control steps since a goal was set, after which an episode of a training ends
+PATIENCE = 200  # control steps since a goal was set, after which a training episode ends
 BANK_SIZE = 4  # S, at most
 GRASP_STEPS, CHECK_STEPS, HELD_STEPS = 300, 15, 75  # control steps: in all, between checks, that a grasp has to last
 PUT_DOWNS, LOWER_STEPS, MOVE_STEPS, SETTLE_STEPS = 2, 120, 15, 10  # times; control steps
