@@ -56,16 +56,15 @@ def load(path):
     spec.loader.exec_module(script)
     for flag in saved["args"].keys() - {field.name for field in dataclasses.fields(script.Args)}:
         print(f"{flag} of the checkpoint is ignored: {name}.py has no such flag")
-    try:
-        envs.check_env_id(saved["args"]["env_id"])
-    except ValueError as error:
-        harness.refuse("run", saved["args"]["env_id"], error)
     return saved, script
 
 
 def make_env(saved, num_envs, seed, engine, device):
     """Fresh environments of the checkpoint's task with its curriculum."""
-    env = envs.make(saved["args"]["env_id"], num_envs, device, seed, engine)
+    try:
+        env = envs.make(saved["args"]["env_id"], num_envs, device, seed, engine)
+    except ValueError as error:
+        harness.refuse("--env-id", f"{saved['args']['env_id']} --engine {engine}", error)
     for name in getattr(env, "curriculum", ()):
         getattr(env, name).copy_(saved["state"]["env"][name])
     return env
@@ -121,8 +120,7 @@ def print_scores(saved, script, num_episodes, args, device):
     """Play the leader (agent 0 where none leads) and the best agent, with sampled and with mean actions: a table."""
     print(f"{saved['args']['env_id']}, {saved['script']}.py, {saved['global_step']:,} steps, {num_episodes} episodes")
     print("| agent | actions | return | objective | episode length |\n|-|-|-|-|-|", flush=True)
-    first = "leader" if hasattr(script, "LEADER") else "agent"
-    *_, best = agents_of(saved, script)
+    first, best = "leader" if hasattr(script, "LEADER") else "agent", agents_of(saved, script)[2]
     players = {first: 0, "best": best} if best else {first: 0}
     for name, k in players.items():
         for actions in ("sampled", "mean"):
@@ -142,7 +140,7 @@ def record_video(env, player):
     playing, pictures, columns = [True] * num_envs, [None] * num_envs, math.ceil(math.sqrt(num_envs))
     rate = getattr(env, "frame_rate", VectorEnv.frame_rate)  # control steps per second
     period = math.ceil(rate / FILM_RATE)  # control steps per frame
-    for step in range(FILM_SECONDS * rate):
+    for step in range(int(FILM_SECONDS * rate)):
         if step % period == 0:  # of a finished episode the last picture stays
             pictures = [env.render(i) if playing[i] else picture for i, picture in enumerate(pictures)]
             blank = [np.zeros_like(pictures[0])] * (-num_envs % columns)
@@ -180,20 +178,22 @@ def main(argv=None):
     args = tyro.cli(Args, args=argv)
     if args.video and not args.video.endswith((".mp4", ".gif", ".webp")):
         harness.refuse("--video", args.video, "must end with .mp4, .gif or .webp")
+    if args.episodes is not None and args.episodes < 1:
+        harness.refuse("--episodes", args.episodes, "must be at least 1")
+    device = "cuda" if args.cuda and torch.cuda.is_available() else "cpu"
     saved, script = load(args.run)
     num_agents, leader, _ = agents_of(saved, script)
     for k in args.agents:
         if not 0 <= k < num_agents:
             harness.refuse("--agents", k, f"must be between 0 and {num_agents - 1}")
-    device = "cuda" if args.cuda and torch.cuda.is_available() else "cpu"
     if args.episodes or not args.video:
         print_scores(saved, script, args.episodes or 100, args, device)
     if args.video:
         ids = torch.tensor(args.agents or (leader,), device=device)
         print(f"{args.video}: films agent {', '.join(map(str, ids.tolist()))} with mean actions", flush=True)
         env = make_env(saved, len(ids), args.seed, args.engine, device)
-        frames, rate = record_video(env, Player(make_agent(saved, script, env, device), ids, deterministic=True))
-        write_video(args.video, frames, rate)
+        player = Player(make_agent(saved, script, env, device), ids, deterministic=True)
+        write_video(args.video, *record_video(env, player))
 
 
 if __name__ == "__main__":

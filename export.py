@@ -68,7 +68,7 @@ def export_onnx(path, saved, agent, k, env):
     metadata = {
         "task": saved["args"]["env_id"], "script": saved["script"], "agent": k, "steps": saved["global_step"],
         "observation": f"of {saved['args']['env_id']}" if adapted else inspect.getdoc(type(env)) or "",
-        "control_period": 1 / env.frame_rate if timed else "unknown",
+        "control_period": float(1 / env.frame_rate) if timed else "unknown",
     }  # fmt: skip
     for key, value in metadata.items():
         model.metadata_props.add(key=key, value=str(value))

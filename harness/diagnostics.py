@@ -1,4 +1,4 @@
-"""How far the agents of a population are apart, what the leader can use of the others' data, and EPO's lineage."""
+"""How far apart the agents of a population are, what the leader can use of the others' data, and EPO's lineage."""
 
 import math
 
@@ -15,7 +15,7 @@ INPUTS = ("obs", "agent_ids", "dones", "lstm_state", "actions")  # of Agent.get_
 
 @torch.no_grad()
 def diagnose(iteration, agent, batch, args):
-    """What the leader can use of the followers' data (CPO 7.2) and how far the agents are apart (CPO 7.3).
+    """What the leader can use of the followers' data (CPO 7.2) and how far apart the agents are (CPO 7.3).
 
     batch: that of the update, before its first step. Returns name -> scalar, and the KL matrix as an image, of at most
     9 agents from the leader to the last follower; nothing unless --diagnostics-interval is due.

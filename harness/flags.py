@@ -28,7 +28,6 @@ def parse_args(Args, tuned, check_args=lambda args: None, argv=None):
     """
     distributed.start()
     given = tyro.cli(Args, args=argv, add_help=False, return_unknown_args=True)[0]
-    on_gpu = given.cuda and torch.cuda.is_available()
     saved, cpu_row, names = None, {}, [f.name for f in fields(Args) if f.init]
     if given.resume:
         saved = load_checkpoint(given.resume)
@@ -38,15 +37,15 @@ def parse_args(Args, tuned, check_args=lambda args: None, argv=None):
                 print(f"{flag(name)} of the checkpoint is ignored: {script_name(Args)}.py has no such flag")
     else:
         tuned_row = {"num_envs": Args.num_envs, **tuned.get(given.env_id, {})}
-        cpu_row = {} if on_gpu else CPU.get(given.env_id, {})
+        cpu_row = {} if given.cuda and torch.cuda.is_available() else CPU.get(given.env_id, {})
         defaults = {"env_id": given.env_id, **tuned_row, **cpu_row}
         blocks = getattr(given, "num_agents", 1) * distributed.WORLD_SIZE  # of equal size
         for row in (tuned_row, defaults):
             row["num_envs"] -= row["num_envs"] % max(1, min(blocks, row["num_envs"]))
     default = Args(**{name: defaults[name] for name in names if name in defaults})
     args = tyro.cli(Args, args=argv, default=default, description=f"Tasks: {', '.join(envs.TASKS)}.")
-    args.device = f"cuda:{distributed.LOCAL_RANK}" if on_gpu else "cpu"
-    if on_gpu:
+    args.device = f"cuda:{distributed.LOCAL_RANK}" if args.cuda and torch.cuda.is_available() else "cpu"
+    if args.device != "cpu":
         torch.cuda.set_device(args.device)
     check_common_args(args)
     args.num_iterations = max(1, args.total_timesteps // (args.num_envs * args.num_steps))

@@ -1,7 +1,7 @@
 """Tuned hyperparameters: one table per script, task -> the flags that differ from the script's defaults.
 
-Sources: SAPG Tables 2-4, EPO B.2 and CPO Tables 3-6, the released code where it differs from them, IsaacGymEnvs for Ant
-and Cartpole, rl_games for EnvPool. A flag on the command line wins over its row. Without a GPU `CPU` comes on top.
+Sources: SAPG Tables 2-4, EPO B.2 and CPO Tables 3-6, for reward scales and entropy bonuses the released code, for Ant
+and Cartpole IsaacGymEnvs, for EnvPool rl_games. A flag on the command line wins. Without a GPU `CPU` comes on top.
 """
 
 from envs import TASKS  # before torch: Isaac Gym must be imported first

@@ -129,8 +129,8 @@ class Run:
 
     def film(self, step):
         """Let evaluate.py film the leader as it was saved, and show the film among TensorBoard's images."""
-        path = os.path.join(self.folder, "leader.gif")
-        if subprocess.run([sys.executable, EVALUATE, self.folder, "--video", path]).returncode:
+        path, no_cuda = os.path.join(self.folder, "leader.gif"), ["--no-cuda"] * (self.args.device == "cpu")
+        if subprocess.run([sys.executable, EVALUATE, self.folder, "--video", path, *no_cuda]).returncode:
             raise OSError("evaluate.py failed")
         with open(path, "rb") as file:
             value = Summary.Value(tag="charts/leader", image=Summary.Image(encoded_image_string=file.read()))

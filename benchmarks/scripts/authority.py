@@ -3,7 +3,7 @@
 Every driven joint of the three hands gets a step of its target, all others keep theirs, without gravity and contacts.
 Beside the engine's response stands that of the published drive, an implicit spring and damper with an effort and a
 speed limit that moves the joint's inertia as the mass matrix gives it. Draws benchmarks/results/authority.png (needs
-matplotlib) and prints the time in which each joint covers half of the step.
+matplotlib) and prints how many times as long the joints take for half of the step: median, smallest, largest.
 """
 
 import pathlib
@@ -96,7 +96,8 @@ def main():
     figure.supxlabel("seconds after a step of 0.2 rad; dashed: the published drive", fontsize=8)
     figure.savefig(RESULTS / "authority.png", dpi=70)
     for env_id, values in ratios.items():
-        print(f"{env_id}: half of the step in {np.median(values):.2f} ({min(values):.2f} to {max(values):.2f}) times")
+        spread = f"{min(values):.2f} to {max(values):.2f}"
+        print(f"{env_id}: half of the step takes {np.median(values):.2f} ({spread}) times as long")
 
 
 if __name__ == "__main__":

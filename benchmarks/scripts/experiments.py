@@ -101,7 +101,7 @@ def sized(name, script, num_agents, num_envs, rows, size="", flags="", seeds=Non
 def batch_scaling(env_id, num_envs, max_ent_coef, rows, more=(), seeds=None):
     """SAPG's premise: PPO does not use more environments. 122 iterations, as many as Moat's 6 M steps have.
 
-    rows: of the small minibatches. more: PPO's further sizes. seeds: of the small minibatches and of the further sizes.
+    rows: of the small minibatches. more: PPO's further sizes. seeds: of PPO's and the populations' small minibatches.
     """
     small, papers = (rows, "small minibatches"), (4 * num_envs, "4 N rows")
     populations = (("SAPG-6", "sapg.py", 6), ("CPO-6", "cpo.py", 6))

@@ -1,4 +1,4 @@
-"""Draws a picture of every task, docs/images/<env id>.png.
+"""Draws a picture of every task but those with held starts, docs/images/<env id>.png.
 
     python -m benchmarks.scripts.pictures [env ids]
 

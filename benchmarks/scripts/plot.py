@@ -5,7 +5,7 @@
 
 Runs: a panel per tag, a line per run, against environment steps. An experiment's csv: a panel per variant with the
 median over seeds, the band between the quartiles, in grey the first variant's median, and in the last panel every
-seed's final value; written to benchmarks/results/EXPERIMENT.png. Needs matplotlib (`pip install matplotlib`).
+seed's final value; written to benchmarks/results/EXPERIMENT[-TAG].png. Needs matplotlib (`pip install matplotlib`).
 """
 
 import argparse

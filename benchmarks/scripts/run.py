@@ -305,6 +305,8 @@ def parse_args(argv=None):
     parser.add_argument("--label", default="", help="appended to the variants' names, to tell checkouts apart")
     parser.add_argument("--collect-only", action="store_true", help="run nothing, write the csv files")
     args = parser.parse_args(argv)
+    if args.cores and not 1 <= args.cores_per_run <= len(args.cores):
+        parser.error(f"--cores-per-run {args.cores_per_run}: must be between 1 and {len(args.cores)}, the --cores")
     known = {variant.name for name in args.experiments for variant in EXPERIMENTS[name].variants}
     if args.variants and not set(args.variants) <= known:
         parser.error(f"--variants: must be of {', '.join(sorted(known))}")

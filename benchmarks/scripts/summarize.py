@@ -140,6 +140,8 @@ def main(argv=None):
                 row, _, size = variant.rpartition(", ") if ", " in variant else (variant, "", "")
                 title = [name] * (len(args.experiments) > 1) + [size] * bool(size)
                 title += [re.sub("charts/|population/", "", tag)] * (len(args.tag or ()) > 1)
+                if variant in scores and not args.columns:
+                    raise SystemExit(f"{variant} is in several columns: add --columns")
                 scores[variant] = np.array(list(seeds.values()))
                 columns[name].setdefault(", ".join(title), {})[row] = scores[variant]
     if args.columns:

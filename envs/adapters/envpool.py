@@ -7,6 +7,7 @@ continuous actions. `python -c "import envpool; print(*envpool.list_all_envs())"
 import ctypes
 import os
 import sys
+from fractions import Fraction
 
 import torch
 
@@ -23,8 +24,8 @@ from envs.adapters.adapter import Adapter, check_actions, check_known, flatten  
 
 # 1 / s, of Gymnasium's MuJoCo tasks, whose control period EnvPool does not say
 FRAME_RATES = dict(
-    Ant=20, HalfCheetah=20, Hopper=125, Humanoid=67, HumanoidStandup=67, InvertedDoublePendulum=20,
-    InvertedPendulum=25, Pusher=20, Reacher=50, Swimmer=25, Walker2d=125,
+    Ant=20, HalfCheetah=20, Hopper=125, Humanoid=Fraction(200, 3), HumanoidStandup=Fraction(200, 3),
+    InvertedDoublePendulum=20, InvertedPendulum=25, Pusher=20, Reacher=50, Swimmer=25, Walker2d=125,
 )  # fmt: skip
 
 

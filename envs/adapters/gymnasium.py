@@ -3,6 +3,7 @@
 import difflib
 import os
 import sys
+from fractions import Fraction
 
 import gymnasium
 import numpy as np
@@ -17,10 +18,9 @@ OWN = "gymnasium:my_package:MyEnv-v0, where my_package registers MyEnv-v0"
 
 
 def flat(env):
-    """One environment with a flat observation: of a dict "state" where there is one, else all entries."""
-    if "state" in getattr(env.observation_space, "spaces", {}):
-        env = FilterObservation(env, ["state"])
-    return FlattenObservation(env)
+    """One environment with a flat observation: of a dict "state" or "actor" where there is one, else all entries."""
+    name = next((name for name in ("state", "actor") if name in getattr(env.observation_space, "spaces", {})), None)
+    return FlattenObservation(FilterObservation(env, [name]) if name else env)
 
 
 class Gymnasium(Adapter):
@@ -65,7 +65,9 @@ class Gymnasium(Adapter):
         self.set_action_space(self.env.single_action_space)
         self.num_obs = self.env.single_observation_space.shape[0]
         self.max_episode_steps = env.spec.max_episode_steps or sys.maxsize  # none: it ends its episodes itself
-        self.frame_rate = max(1, round(self.env.metadata.get("render_fps") or self.frame_rate))
+        period, rate = getattr(env.unwrapped, "dt", None), env.metadata.get("render_fps")  # s, 1 / s (rounded)
+        if period or rate:
+            self.frame_rate = Fraction(1.0 / period if period else rate).limit_denominator(1000)
         self.obs = torch.zeros(num_envs, self.num_obs, device=self.device)
 
     def reset_where(self, mask):

@@ -133,8 +133,7 @@ def test_symmetric_aggregation_samples_for_everybody(script):
 @every_population
 def test_sampling_is_uniform_over_all_followers_columns(script):
     torch.manual_seed(0)
-    agent_ids = torch.arange(5).repeat_interleave(2)
-    counts = torch.zeros(10)
+    agent_ids, counts = torch.arange(5).repeat_interleave(2), torch.zeros(10)
     for _ in range(2000):
         counts[script.sample_offpolicy_columns(agent_ids, 5, 1.0, "leader-follower")[0]] += 1
     assert counts[:2].tolist() == [0, 0]
@@ -144,8 +143,7 @@ def test_sampling_is_uniform_over_all_followers_columns(script):
 @every_population
 def test_the_one_follower_is_drawn_uniformly_and_so_are_its_columns(script):
     torch.manual_seed(0)
-    agent_ids = torch.arange(4).repeat_interleave(4)
-    counts = torch.zeros(16)
+    agent_ids, counts = torch.arange(4).repeat_interleave(4), torch.zeros(16)
     for _ in range(2000):
         columns, learners = script.sample_offpolicy_columns(agent_ids, 4, 0.5, "one-follower")
         assert len(set(columns.tolist())) == 2 and len(set(agent_ids[columns].tolist())) == 1

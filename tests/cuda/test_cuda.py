@@ -117,7 +117,7 @@ def test_a_run_and_its_resumption(script, network):
 @every_script
 def test_a_run_goes_on_with_a_gpu_and_without(script, capsys):
     run = train(script, "--no-cuda", iterations=1)
-    for iterations, flags, device in ((2, "", "cuda:0"), (3, "--no-cuda", "cpu")):
+    for iterations, flags, device in ((2, "", "cpu"), (3, "--cuda", "cuda:0"), (4, "--no-cuda", "cpu")):
         script.main(f"--resume {run} {flags} --total-timesteps {iterations * 24 * 9}".split())
         assert f" {device}, 24 environments" in capsys.readouterr().out
         assert checkpoint(run)["iteration"] == iterations

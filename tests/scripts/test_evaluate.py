@@ -209,6 +209,8 @@ def test_a_class_that_is_no_vector_env_trains_scores_and_is_filmed(capsys):
     ("nowhere", "run nowhere: no such file"),
     ("orphan.pt", "run orphan.pt: was written by lost.py, which must be in the working directory"),
     ("RUN --agents 0 4", "--agents 4: must be between 0 and 3"),
+    ("RUN --episodes 0", "--episodes 0: must be at least 1"),
+    ("RUN --engine isaacgym", "--env-id Cartpole --engine isaacgym: "),
     ("RUN --video film.avi", "--video film.avi: must end with .mp4, .gif or .webp"),
 ])  # fmt: skip
 def test_bad_input(flags, line, capsys):
