@@ -361,8 +361,11 @@ def main(argv=None):
     global_step = run.global_step
     for iteration in range(run.iteration + 1, args.num_iterations + 1):
         # ---------------------------------------------------------------- PBT: exploit and explore
-        pairs, fitness = [], harness.average(objectives.view(A, -1).mean(1))  # NaN until all have finished an episode
-        if global_step >= max(start, last_copy.item() + interval) and fitness.isfinite().all():
+        known = ~objectives.view(A, -1).isnan()
+        share = harness.average(known.float().mean(1))
+        fitness = harness.average(objectives.nan_to_num().view(A, -1).mean(1)) / share
+        pairs = []
+        if global_step >= max(start, last_copy.item() + interval) and (share >= 0.9).all():  # ours, as EPO's
             pairs = exploit_and_explore(agent, optimizer, fitness, args.mutation_rate)
             objectives.fill_(math.nan)
             last_copy.fill_(global_step)

@@ -1,11 +1,12 @@
 """MuJoCo on CPU threads: `mujoco.batch` steps all worlds in C++, never a Python loop over environments."""
 
+import contextlib
 import os
 
 import mujoco
 import numpy as np
 import torch
-from mujoco.batch import Batch
+from mujoco.batch import Batch, SimulationError
 
 from envs.engines.rendering import Renderer
 
@@ -115,9 +116,10 @@ class MujocoCpu:
         if xfrc is not None or self._pushed:
             self._xfrc[:, self._body_ids] = 0.0 if xfrc is None else xfrc.detach().cpu().numpy()
             self._pushed = xfrc is not None
-        start = self._batch.time.copy()
-        self._batch.rollout(self.substeps, record=())
-        broken = self._find_broken(start)
+        start, warnings = self._batch.time.copy(), self._batch.warning[..., 1].copy()
+        with contextlib.suppress(SimulationError):  # of worlds that it leaves where they were: their clocks show it
+            self._batch.rollout(self.substeps, record=())
+        broken = self._find_broken(start, warnings)
         self._state[broken] = self._initial[broken]
         self.broken.copy_(torch.from_numpy(broken))
         self.sensors.copy_(torch.tensor(self._sensordata))
@@ -178,10 +180,14 @@ class MujocoCpu:
             self._joints.copy_(torch.from_numpy(self._host_joints))
             self._poses.copy_(torch.from_numpy(self._host_poses))
 
-    def _find_broken(self, start):
-        """Worlds (N,) bool that broke in the step from clocks `start` (N,) s: rollout silently stops their clock."""
+    def _find_broken(self, start, warnings):
+        """Worlds (N,) bool that broke in a step from clocks `start` (N,) s and counts of `warnings` (N, 7).
+
+        Rollout silently stops the clock of one that warns, but not in its last substep.
+        """
         late = self._state[:, 0] < start + (self.substeps - 0.5) * self.timestep
-        return late | ~(np.abs(self._state) < HUGE).all(1)  # written so that nan counts as broken
+        warned = (self._batch.warning[..., 1] > warnings).any(1)
+        return late | warned | ~(np.abs(self._state) < HUGE).all(1)  # written so that nan counts as broken
 
 
 def _make_readout(spec, bodies):
@@ -205,9 +211,9 @@ def _expand(batch, models):
     Raises ValueError for what worlds cannot have of their own, such as a mesh.
     """
     which = np.arange(batch.nsim) % len(models)
-    for prefix, parts in (("", models), ("opt.", [model.opt for model in models])):
+    for prefix, parts, types in (("", models, ()), ("opt.", [model.opt for model in models], (int,))):
         for name in dir(parts[0]):
-            if isinstance(getattr(parts[0], name), (float, np.ndarray)):
+            if isinstance(getattr(parts[0], name), (float, np.ndarray, *types)):
                 values = np.array([getattr(part, name) for part in parts])
                 if (values != values[0]).any():
                     batch.expand(prefix + name)[:] = values[which]

@@ -358,14 +358,20 @@ def _compile(build):
 
 
 def _put_models(models):
-    """The models as one mjw.Model whose arrays have an entry per model where the models differ."""
+    """The models as one mjw.Model whose arrays have an entry per model where the models differ.
+
+    Raises ValueError for what worlds cannot have of their own, such as gravity or a mesh.
+    """
     differing = {}
-    for field in dataclasses.fields(mjw.Model):
-        shape = getattr(field.type, "shape", None)
-        if shape and shape[0] == "*" and hasattr(models[0], field.name):
-            values = [getattr(model, field.name) for model in models]
-            if any((value != values[0]).any() for value in values):
+    for prefix, kind, parts in (("", mjw.Model, models), ("opt.", mjw.Option, [model.opt for model in models])):
+        for field in dataclasses.fields(kind):
+            values = [getattr(part, field.name, None) for part in parts]
+            if not isinstance(values[0], (int, float, np.ndarray)) or all(np.array_equal(v, values[0]) for v in values):
+                continue
+            if not prefix and getattr(field.type, "shape", [None])[0] == "*":
                 differing[field.name] = np.stack(values)
+            elif field.name != "dof_length":  # which only sleeping reads
+                raise ValueError(f"{prefix}{field.name} differs between models, which MuJoCo Warp's worlds cannot")
     model = mjw.put_model(models[0], batch_sizes={name: len(models) for name in differing})
     for name, values in differing.items():
         array = getattr(model, name)

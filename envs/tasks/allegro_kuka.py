@@ -7,6 +7,7 @@ seconds, radians; world z points up. Quaternions are w, x, y, z, except in the o
 """
 
 import functools
+import os
 
 import numpy as np
 import torch
@@ -145,7 +146,8 @@ class AllegroKukaBase(VectorEnv):
         self.num_obs += self.num_fingertips if self.observes_records else 0
         self.palms, self.tips = slice(0, self.num_robots), slice(self.num_robots, OBJECT)  # in the engine's body list
 
-        scales = scene.object_scales(self.object_families)
+        first = int(os.environ.get("RANK", 0)) * num_envs  # of several processes each has objects of its own
+        scales = np.roll(scene.object_scales(self.object_families), -first, axis=0)
         which = self.goal_shape, self.layout, self.obstacle
         models = [functools.partial(scene.build_scene, scale, *which) for scale in scales]
         bodies = [prefix + scene.PALM_BODY for prefix in self.layout.prefixes]
@@ -285,10 +287,10 @@ class AllegroKukaBase(VectorEnv):
         return torch.nn.functional.normalize(torch.randn(num, 4, generator=self.generator, device=self.device))
 
     def update_tolerance(self):
-        """Curriculum: a smaller goal zone once the finished episodes show that the current one is mastered."""
+        """Curriculum of a training: a smaller goal zone once finished episodes show that this one is mastered."""
         self.tolerance_age = self.tolerance_age + 1
         mastered = self.finished_successes.mean() >= TOLERANCE_SUCCESSES
-        ready = mastered & (self.tolerance_age >= TOLERANCE_INTERVAL)
+        ready = mastered & (self.tolerance_age >= TOLERANCE_INTERVAL) & self.training
         smaller = (TOLERANCE_FACTOR * self.tolerance).clamp(min=self.tolerance_target)
         self.tolerance = torch.where(ready, smaller, self.tolerance)
         self.tolerance_age = self.tolerance_age * ~ready

@@ -105,15 +105,16 @@ def test_fitness_is_of_the_latest_episodes_that_began_after_the_last_copies(copi
         return outputs
 
     monkeypatch.setattr(Drift, "step", recorded)
-    train(pbt, f"{LONG} --num-steps 3")
-    last, began, latest = 0, [0] * 24, [math.nan] * 24
+    train(pbt, f"{LONG} --num-steps 3 --num-envs 44")
+    last, began, latest = 0, [0] * 44, [math.nan] * 44
     for t, outcomes in enumerate(steps, 1):
         for e, (ends, done, objective) in enumerate(zip(*outcomes)):
             latest[e] = objective if done and began[e] >= last else latest[e]
             began[e] = t if ends else began[e]
-        if t % 3 == 0 and t < len(steps) and not any(map(math.isnan, latest)):  # once all are known
-            torch.testing.assert_close(copies.pop(0)[0], torch.tensor(latest).view(4, 6).mean(1))
-            last, latest = t, [math.nan] * 24
+        known = torch.tensor(latest).view(4, 11)
+        if t % 3 == 0 and t < len(steps) and (known.isnan().sum(1) <= 1).all():  # 10 of 11 are 90 %
+            torch.testing.assert_close(copies.pop(0)[0], known.nanmean(1))
+            last, latest = t, [math.nan] * 44
     assert not copies and last
 
 

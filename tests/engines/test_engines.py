@@ -147,6 +147,16 @@ def test_each_world_has_its_own_model():
     torch.testing.assert_close(height, torch.tensor([0.1, 0.2, 0.1, 0.2]), atol=2e-3, rtol=0.0)
 
 
+def test_what_a_world_cannot_have_of_its_own_is_refused():
+    def build(cone):
+        spec = make_spec()
+        spec.option.cone = cone
+        return spec
+
+    with pytest.raises(ValueError, match="cone"):
+        make_engine([functools.partial(build, cone) for cone in (0, 1)], 2, 1, BODIES, "cpu")
+
+
 @mujoco_only
 def test_a_world_moves_to_the_bit_as_its_own_model():
     def build(size, gravity):
@@ -294,13 +304,22 @@ def test_a_broken_world_starts_anew_and_the_others_do_not_notice(kind, substeps)
 
 
 @mujoco_only
-def test_a_world_that_rollout_froze_is_broken():
-    engine = make()
-    start = run(engine, torch.zeros(2, 6, 2))[:, 0].numpy()
-    engine.step(torch.zeros(6, 2))
-    assert not engine._find_broken(start).any()
-    start[2] += engine.timestep  # as after a warning in the last substep but one, e.g. memory for contacts is full
-    assert np.flatnonzero(engine._find_broken(start)).tolist() == [2]
+@pytest.mark.parametrize("substeps", [1, 2])
+@pytest.mark.parametrize("memory", [200_000, 700_000])  # too small for the contacts, and for the solver alone
+def test_a_world_that_runs_out_of_memory_is_broken(memory, substeps):
+    def boxes(gap):
+        spec = mujoco.MjSpec()
+        spec.memory = memory
+        for i in range(12):
+            body = spec.worldbody.add_body(name=f"{i}", pos=[0, 0, gap * i])
+            body.add_freejoint()
+            body.add_geom(type=GEOM.mjGEOM_BOX, size=[0.05] * 3)
+        return spec
+
+    engine = make_engine([functools.partial(boxes, gap) for gap in (0.001, 1.0)], 4, substeps, ["0"], "cpu")
+    for _ in range(2):
+        engine.step(torch.zeros(4, 0))
+        assert engine.broken.tolist() == [True, False] * 2
 
 
 def test_render_shows_the_worlds_own_model():

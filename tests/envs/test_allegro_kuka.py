@@ -191,9 +191,12 @@ def test_time_is_up_400_steps_after_the_last_success(make_still):
 # -------------------------------------------------------------------- curriculum, metrics
 
 
-def test_tolerance_shrinks_only_when_both_conditions_hold(make_still):
+def test_tolerance_shrinks_in_training_when_both_conditions_hold(make_still):
     env = make_still(2)
-    for age, successes, shrinks in [(2998, 3.0, False), (2999, 2.9, False), (2999, 3.0, True), (5000, 9.0, True)]:
+    for env.training, age, successes, shrinks in [
+        (True, 2998, 3.0, False), (True, 2999, 2.9, False), (True, 2999, 3.0, True), (True, 5000, 9.0, True),
+        (False, 5000, 9.0, False),
+    ]:  # fmt: skip
         env.tolerance.fill_(0.075)
         env.tolerance_age.fill_(age)
         env.finished_successes[:] = torch.tensor([0.0, 2.0 * successes])
@@ -205,6 +208,7 @@ def test_tolerance_shrinks_only_when_both_conditions_hold(make_still):
 
 def test_tolerance_ends_at_one_centimetre(make_still):
     env = make_still(1)
+    env.training = True
     env.finished_successes.fill_(5.0)
     for tolerance in (0.0101, 0.01):
         env.tolerance.fill_(tolerance)
@@ -324,7 +328,7 @@ def test_goals_fill_their_box(env_class, turned, make_still, nothing_in_the_way)
     assert (products - expected).abs().max() < 0.02 and torch.allclose(goal[:, 3:].norm(dim=1), torch.ones(4000))
 
 
-def test_every_environment_has_the_object_of_its_number(make_still):
+def test_every_environment_has_the_object_of_its_number(make_still, monkeypatch):
     env = make_still(950)
     scales = scene.object_scales()
     assert torch.equal(env.object_scale, torch.tensor(np.concatenate([scales, scales[:3]])).float())
@@ -333,6 +337,10 @@ def test_every_environment_has_the_object_of_its_number(make_still):
         size = env.engine.models[index].geom("object").size
         assert size.tolist() == pytest.approx((0.025 * scales[index]).tolist())
     assert torch.allclose(env.observe()[:, 87:90], env.object_scale)
+    monkeypatch.setenv("RANK", "2")
+    third = make_still(4)
+    assert torch.equal(third.object_scale, env.object_scale[8:12])
+    assert third.engine.models[1].geom("object").size.tolist() == env.engine.models[9].geom("object").size.tolist()
 
 
 # -------------------------------------------------------------------- with physics

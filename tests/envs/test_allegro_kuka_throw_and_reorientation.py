@@ -93,6 +93,7 @@ def test_an_object_in_a_low_bucket_has_not_fallen(make_throw):
 
 def test_throw_has_no_curriculum(make_throw):
     env = make_throw(2)
+    env.training = True
     env.finished_successes[:] = torch.tensor([3.0, 9.0])
     env.tolerance_age.fill_(5000)
     for _ in range(2):
