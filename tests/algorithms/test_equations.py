@@ -138,19 +138,6 @@ def test_sapg_eq_3_epo_eq_4_off_policy_clip(train, script, with_mu):
 
 
 @every_population
-def test_sapg_eq_3_is_mu_times_ppos_clip(train, script):
-    """What SAPG Eq. 3 amounts to: PPO's own clip of x = pi_leader / pi_leader,old, an importance weight before it."""
-    run = play(train, script, f"{POLICY_ONLY} {AS_SAPG[script]} --off-policy-mu")
-    eps = run.args.clip_coef
-
-    def weighted(row):
-        x = (row.logprob - row.behaviour).exp() / row.mu
-        return row.mu * min(x * row.advantage, clip(x, 1 - eps, 1 + eps) * row.advantage)
-
-    assert_gradients(run, lambda rows: -mean(weighted(row) for row in rows))
-
-
-@every_population
 @pytest.mark.parametrize("ratio, coef", [(1, 1.0), (1, 0.25), (3, 0.5)])
 def test_sapg_eq_4_epo_eq_5_off_policy_weight(train, script, ratio, coef):
     """SAPG Eq. 4, EPO Eq. 5 and both Algorithms 1: sum of L_on(pi_i), plus lambda L_off(pi_1). main(), weight.

@@ -13,24 +13,6 @@ import sapg
 from tests.conftest import DRIFT, FLAGS, TINY, TINY_POPULATION, every_population, every_script, parse, tuned
 
 
-def column(*numbers):
-    """One environment's numbers over time: (T, 1)."""
-    return torch.tensor(numbers)[:, None]
-
-
-# ---------------------------------------------------------------- advantages and critic targets
-
-
-@every_script
-def test_gae_by_hand(script):
-    # gamma = lambda = 1/2. Step 1 is truncated (V(final_obs) = 10), step 2 terminates, step 3 meets the window's end.
-    rewards, values = column(1.0, 2.0, 3.0, 4.0), column(2.0, 4.0, 6.0, 8.0)
-    next_values, dones = column(4.0, 10.0, 0.0, 6.0), column(False, True, True, False)
-    advantages = script.compute_gae(rewards, values, next_values, dones, 0.5, 0.5)
-    # deltas 1 + 2 - 2 = 1, 2 + 5 - 4 = 3, 3 + 0 - 6 = -3, 4 + 3 - 8 = -1; only step 0 sees the step after it
-    assert advantages.flatten().tolist() == [1.0 + 0.25 * 3.0, 3.0, -3.0, -1.0]
-
-
 # ---------------------------------------------------------------- what training begins with
 
 
@@ -230,15 +212,6 @@ def test_fitness_is_the_mean_of_each_environments_latest_episode():
     assert per_agent(fitness) == [15.0, NOT_KNOWN, NOT_KNOWN]  # agent 1 has one of two
     record(fitness, (0, 1, 2), (1, 3, 4, 5), [99, 40, 99, 50, 7, 8])
     assert per_agent(fitness) == [25.0, 40.0, 7.5]  # the latest of environment 1 wins
-
-
-def test_fitness_of_an_agent_moves_with_its_own_environments_alone():
-    fitness = epo.Fitness(6, 3, "cpu")
-    record(fitness, EVERYBODY, EVERYBODY, [1, 2, 3, 4, 5, 6])
-    for agent in range(3):
-        before = fitness.per_agent()
-        record(fitness, EVERYBODY, (2 * agent, 2 * agent + 1), [100 * (agent + 1)] * 6)
-        assert (fitness.per_agent() != before).tolist() == [k == agent for k in range(3)]
 
 
 def test_episodes_that_began_before_the_generation_do_not_count():

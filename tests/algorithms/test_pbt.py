@@ -10,7 +10,7 @@ import torch
 
 import pbt
 import ppo
-from tests.conftest import TINY, Drift, the_run
+from tests.conftest import TINY, Drift, the_run, written
 from tests.scripts.conftest import checkpoint, same
 
 AGENTS = f"{TINY} --num-agents 4 --pbt-start 1 --pbt-interval 1"
@@ -171,9 +171,18 @@ def test_every_agents_gradient_is_limited_and_its_noise_bounded(monkeypatch, cap
 
 @pytest.mark.parametrize("flags", [MOAT, f"{MOAT} --lstm --gamma 0.998", f"{TINY} --separate-critic --critic-n-step 3"])
 def test_one_agent_is_ppo_bit_by_bit(flags):
-    one, other = train(pbt, f"{flags} --num-agents 1"), train(ppo, flags)
+    flags, logs = f"{flags} --reward-scale 0.5", []
+    one = train(pbt, f"{flags} --num-agents 1")
+    logs.append(written(the_run()))
+    the_run().rename("first")
+    other = train(ppo, flags)
+    logs.append(written(the_run()))
     assert same(learner(one, 0), learner(other, 0)) and one["iteration"] > 2
     assert all(same(one["state"][name], other["state"][name]) for name in ("env", "episodes", "obs", "lstm_state"))
+    for key in logs[1].Tags()["scalars"]:
+        if not key.startswith("perf/") and key != "charts/SPS":
+            values = [[event.value for event in log.Scalars(key)] for log in logs]
+            assert values[0] == pytest.approx(values[1], rel=1e-5), key
 
 
 def test_resumed_between_copies_is_uninterrupted(copies):

@@ -148,13 +148,14 @@ def test_each_world_has_its_own_model():
 
 
 def test_what_a_world_cannot_have_of_its_own_is_refused():
-    def build(cone):
+    def build(height):
         spec = make_spec()
-        spec.option.cone = cone
+        spec.add_mesh(name="tip", uservert=[0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0, height])
+        spec.body("box").add_geom(type=GEOM.mjGEOM_MESH, meshname="tip")
         return spec
 
-    with pytest.raises(ValueError, match="cone"):
-        make_engine([functools.partial(build, cone) for cone in (0, 1)], 2, 1, BODIES, "cpu")
+    with pytest.raises(ValueError):
+        make_engine([functools.partial(build, height) for height in (1, 2)], 2, 1, BODIES, "cpu")
 
 
 @mujoco_only
@@ -329,6 +330,8 @@ def test_render_shows_the_worlds_own_model():
     try:
         images = [engine.render(i, camera, 160, 120) for i in range(4)]
     except RuntimeError as error:
+        if "OpenGL" not in str(error):
+            raise
         pytest.skip(str(error))
     assert images[0].shape == (120, 160, 3) and images[0].dtype == np.uint8 and images[0].max() > 0
     assert (images[0] == images[2]).all() and (images[0] != images[1]).any()

@@ -298,6 +298,8 @@ def test_render(env_id):
     try:
         image = torch.as_tensor(env.render(3))
     except RuntimeError as error:  # no OpenGL here
+        if "OpenGL" not in str(error):
+            raise
         pytest.skip(str(error))
     assert image.ndim == 3 and image.shape[2] == 3 and image.dtype == torch.uint8 and image.float().std() > 1.0
 

@@ -118,6 +118,8 @@ def test_a_picture_shows_the_goal_of_its_environment(env_id, least, most):
     try:
         image = env.render(1)
     except RuntimeError as error:  # no OpenGL here
+        if "OpenGL" not in str(error):
+            raise
         pytest.skip(str(error))
     assert image.shape == (480, 640, 3) and image.dtype == np.uint8
     move_goal(env, torch.tensor([True, False]))

@@ -214,7 +214,7 @@ def test_an_optimizers_state_of_another_shape_is_refused():
 # ---------------------------------------------------------------- numbers that are not finite
 
 
-@every_script
+@pytest.mark.parametrize("script", OWN, ids=lambda script: script.__name__)
 def test_a_reward_that_is_not_a_number_stops_the_run_with_its_name(script, monkeypatch):
     advance, steps = Drift.advance, []
 

@@ -1,5 +1,6 @@
 """Several processes, one run: together they are one process with all environments, and end as one."""
 
+import functools
 import json
 import os
 import pathlib
@@ -126,6 +127,10 @@ def play(jobs):
             kls.append(kl)
             return adapt(lr, kl, threshold)
 
+        def recorded_decision(decide, *inputs):
+            kls.extend((1.0 + inputs[2]).view(-1).tolist())  # episodes or fitness
+            return decide(*inputs)
+
         def recorded_clip(parameters, *args):
             parameters = list(parameters)
             gradients.append(torch.cat([p.grad.flatten() for p in parameters if p.grad is not None]))
@@ -146,6 +151,9 @@ def play(jobs):
             patch.setattr(script, "adapt_learning_rate", recorded_adapt)
             patch.setattr(torch.nn.utils, "clip_grad_norm_", recorded_clip)
             patch.setattr(harness, "Run", recorded_run)
+            for call in {"generation_is_due", "exploit_and_explore"} & vars(script).keys():
+                decide = functools.partial(recorded_decision, getattr(script, call))
+                patch.setattr(script, call, decide)
             patch.setattr(torch.distributed, "destroy_process_group", lambda: None)  # the next job needs it
             script.main(arguments.format(run=next(folder.glob("runs/*"), None)).split())
         result = {"state": harness.run.state_dicts(runs[0].state), "gradient": gradients[0], "kls": kls}
@@ -222,6 +230,7 @@ def test_all_processes_have_the_same_learner_and_their_own_environments(name, fo
     assert a["env"]["difficulty"] == b["env"]["difficulty"] == 1.0  # rank 0's curriculum
     for key in ("obs", "lstm_state"):
         assert not torch.equal(a[key], b[key])
+    assert not torch.equal(a["env"]["generator"], b["env"]["generator"])
     if name == "pbt":
         assert a["last_copy"] == b["last_copy"] > 0
     if name == "epo":

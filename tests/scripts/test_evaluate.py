@@ -20,7 +20,7 @@ import pbt
 import ppo
 import sapg
 from envs.base import VectorEnv
-from tests.conftest import the_run
+from tests.conftest import the_run, written
 from tests.scripts.conftest import ENVIRONMENT, ROOT, make_best, refused
 
 POPULATION = {ppo: "", **dict.fromkeys((sapg, cpo, epo, pbt), "--num-agents 4")}
@@ -174,6 +174,15 @@ def test_videos(script, env_id, agents, filmed, shape, monkeypatch, capsys):
     assert (frames[0] != frames[-1]).any() and rate <= evaluate.FILM_RATE
 
 
+def test_a_film_keeps_the_last_picture_of_an_episode_and_its_speed():
+    env = Counting(2, "cpu", 1)
+    env.training, env.frame_rate = True, 50  # the second episode is shortened
+    env.render = lambda index: np.full((1, 1, 3), env.episode_length[index], np.uint8)
+    agent = ppo.Agent(env.num_obs, env.num_actions, ppo.Args(hidden_sizes=(4,)))
+    frames, rate = evaluate.record_video(env, evaluate.Player(agent, torch.zeros(2, dtype=torch.long), True))
+    assert [frame[0, :, 0].tolist() for frame in frames] == [[0, 0], [3, 0]] and 3 * rate == 50
+
+
 @pytest.mark.parametrize("name", ["film.gif", "film.webp"])
 def test_films_for_a_page(name):
     frames = [np.full((32, 48, 3), value, np.uint8) for value in (0, 100, 200)]
@@ -196,7 +205,8 @@ class Wrapped:
 
 
 def test_a_class_that_is_no_vector_env_trains_scores_and_is_filmed(capsys):
-    run = train(ppo, f"--env-id {__name__}:Wrapped --total-timesteps 1024")
+    run = train(ppo, f"--env-id {__name__}:Wrapped --total-timesteps 1024 --capture-video")
+    assert "charts/leader" in written(pathlib.Path(run)).Tags()["images"]
     evaluate.main(f"{run} --episodes 2 --no-cuda --video film.mp4".split())
     out = capsys.readouterr().out
     assert "| agent, 0 | mean | 5.00 ± 0.00 |" in out and pathlib.Path("film.mp4").stat().st_size > 0

@@ -75,7 +75,7 @@ def documented(script):
     (ppo, ""), (sapg, ""), (cpo, "--adversarial-coef 0.1 --discriminator-sizes 8"),
     (epo, "--ga-interval 0.1 --ga-warmup 0.1"), (pbt, "--pbt-start 1 --pbt-interval 1"),
 ], ids=list(SCRIPTS))  # fmt: skip
-def test_what_is_logged_is_what_the_documents_say(script, flags):
+def test_what_is_logged_is_what_the_documents_say(script, flags, capsys):
     flags += " --no-cuda --env-id Moat --num-envs 64 --num-steps 32 --hidden-sizes 16 --total-timesteps 40960"
     if script not in (ppo, pbt):
         flags += " --diagnostics-interval 4"
@@ -83,6 +83,10 @@ def test_what_is_logged_is_what_the_documents_say(script, flags):
     events, steps = written(the_run()), [64 * 32 * i for i in range(1, 21)]
     tags = {name.replace("/text_summary", "") for group in ("scalars", "images", "histograms", "tensors")
             for name in events.Tags()[group]}  # fmt: skip
+    *_, line, _ = capsys.readouterr().out.splitlines()
+    best = "return" if script is ppo else "best"
+    value = events.Scalars(f"charts/{'leader_return' if script is ppo else 'best_agent_objective'}")[-1].value
+    assert float(re.search(rf"{best} +({NUMBER})", line)[1]) == pytest.approx(value, abs=0.006) and "0:00:00 left" in line
     assert tags - {"hyperparameters"} <= documented(script)
     assert documented(script) - tags <= {"evolution/heritability"}  # once three children differ
     for key in events.Tags()["scalars"]:
