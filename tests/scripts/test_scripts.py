@@ -86,7 +86,8 @@ def test_what_is_logged_is_what_the_documents_say(script, flags, capsys):
     *_, line, _ = capsys.readouterr().out.splitlines()
     best = "return" if script is ppo else "best"
     value = events.Scalars(f"charts/{'leader_return' if script is ppo else 'best_agent_objective'}")[-1].value
-    assert float(re.search(rf"{best} +({NUMBER})", line)[1]) == pytest.approx(value, abs=0.006) and "0:00:00 left" in line
+    assert float(re.search(rf"{best} +({NUMBER})", line)[1]) == pytest.approx(value, abs=0.006)
+    assert line.endswith(" 0:00:00 left")
     assert tags - {"hyperparameters"} <= documented(script)
     assert documented(script) - tags <= {"evolution/heritability"}  # once three children differ
     for key in events.Tags()["scalars"]:
