@@ -254,6 +254,20 @@ EXPERIMENTS = {
     ),
     "ant_populations": robot("Ant", RETURN),
     "allegro_hand_populations": robot("AllegroHand", RETURN, ("EPO-16", "epo.py", 16, 1_024)),
+    # Do populations help where diverse starts do?
+    "held_starts": Experiment(
+        env_id="AllegroKukaRegraspingHeldStarts",
+        total_timesteps=20_000_000,
+        seeds=range(1, 3),
+        tags=(OBJECTIVE, RETURN, "charts/solved_from_*"),
+        finals=(BEST, MEDIAN, STD),
+        evaluate=True,
+        variants=(
+            Variant("PPO", "ppo.py"),
+            Variant("SAPG-6", "sapg.py", "--num-agents 6 --num-minibatches 19"),
+            Variant("CPO-6", "cpo.py", "--num-agents 6 --num-minibatches 19"),
+        ),
+    ),
     # How far does AllegroKukaRegrasping come in one to three hours of one core?
     "allegro_kuka": Experiment(
         env_id="AllegroKukaRegrasping",
