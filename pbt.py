@@ -330,8 +330,7 @@ def main(argv=None):
     optimizer = torch.optim.Adam(groups, fused=True)  # PBT: each agent's group holds its hyperparameters
     agent_ids = torch.arange(A, device=device).repeat_interleave(N // A)[None]  # (1, N)
     defaults = [steps if 10 * steps <= args.total_timesteps else args.total_timesteps // 100 for steps in SCHEDULE]
-    start = defaults[0] if args.pbt_start is None else args.pbt_start
-    interval = defaults[1] if args.pbt_interval is None else args.pbt_interval
+    start, interval = (y if x is None else x for x, y in zip((args.pbt_start, args.pbt_interval), defaults))
 
     # Storage: entry T of obs, dones and values is the step after the window
     obs = torch.zeros(T + 1, N, env.num_obs, device=device)
@@ -361,10 +360,8 @@ def main(argv=None):
     global_step = run.global_step
     for iteration in range(run.iteration + 1, args.num_iterations + 1):
         # ---------------------------------------------------------------- PBT: exploit and explore
-        known = ~objectives.view(A, -1).isnan()
-        share = harness.average(known.float().mean(1))
+        pairs, share = [], harness.average((~objectives.isnan()).float().view(A, -1).mean(1))
         fitness = harness.average(objectives.nan_to_num().view(A, -1).mean(1)) / share
-        pairs = []
         if global_step >= max(start, last_copy.item() + interval) and (share >= 0.9).all():  # ours, as EPO's
             pairs = exploit_and_explore(agent, optimizer, fitness, args.mutation_rate)
             objectives.fill_(math.nan)
