@@ -65,9 +65,10 @@ class Gymnasium(Adapter):
         self.set_action_space(self.env.single_action_space)
         self.num_obs = self.env.single_observation_space.shape[0]
         self.max_episode_steps = env.spec.max_episode_steps or sys.maxsize  # none: it ends its episodes itself
-        period, rate = getattr(env.unwrapped, "dt", None), env.metadata.get("render_fps")  # s, 1 / s (rounded)
-        if period or rate:
-            self.frame_rate = Fraction(1.0 / period if period else rate).limit_denominator(1000)
+        period = getattr(env.unwrapped, "dt", None)  # s
+        rate = 1.0 / period if isinstance(period, float) else env.metadata.get("render_fps")  # the latter is rounded
+        if rate:
+            self.frame_rate = max(Fraction(rate).limit_denominator(1000), Fraction(1, 1000))
         self.obs = torch.zeros(num_envs, self.num_obs, device=self.device)
 
     def reset_where(self, mask):

@@ -371,7 +371,7 @@ def _put_models(models):
             if not prefix and getattr(field.type, "shape", [None])[0] == "*":
                 differing[field.name] = np.stack(values)
             elif field.name != "dof_length":  # which only sleeping reads
-                raise ValueError(f"{prefix}{field.name} differs between models, which MuJoCo Warp's worlds cannot")
+                raise ValueError(f"{prefix}{field.name} differs between models: MuJoCo Warp's worlds must share it")
     model = mjw.put_model(models[0], batch_sizes={name: len(models) for name in differing})
     for name, values in differing.items():
         array = getattr(model, name)

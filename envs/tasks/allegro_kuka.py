@@ -287,7 +287,7 @@ class AllegroKukaBase(VectorEnv):
         return torch.nn.functional.normalize(torch.randn(num, 4, generator=self.generator, device=self.device))
 
     def update_tolerance(self):
-        """Curriculum of a training: a smaller goal zone once finished episodes show that this one is mastered."""
+        """Curriculum in training: a smaller goal zone once finished episodes show that this one is mastered."""
         self.tolerance_age = self.tolerance_age + 1
         mastered = self.finished_successes.mean() >= TOLERANCE_SUCCESSES
         ready = mastered & (self.tolerance_age >= TOLERANCE_INTERVAL) & self.training
