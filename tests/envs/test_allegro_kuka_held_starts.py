@@ -17,14 +17,9 @@ AT_FIRST, AFTER_A_SUCCESS = [0.25805, 0.0, 0.0, 0.0, 0.0], [0.0, 0.08602, 0.0172
 
 @lru_cache(maxsize=None)
 def found(env_id):
-    """The state of 24 environments after the first step of a training."""
-    env, unsearched = (envs.make(env_id, 24, training=True) for _ in range(2))
-    unsearched.searched = True
-    for each in (env, unsearched):
-        each.reset()
-        each.push = lambda: None  # random
-    outcomes = [each.step(torch.full((24, 23), 0.5))[1:4] for each in (env, unsearched)]
-    assert all(map(torch.equal, *outcomes))
+    """The state of 24 environments that have searched."""
+    env = envs.make(env_id, 24, training=True)
+    env.find_held_states()
     return env.state_dict()
 
 
@@ -36,8 +31,17 @@ def make(kind=HIGH, env_id=REGRASPING):
     has_some = env.held_count[:, kind] > 0
     env.begin_with(EVERYWHERE, torch.where(has_some, kind, ORIGINAL))
     env.episode_step.zero_()
-    env.solved_share.fill_(0.5)
     return env, has_some
+
+
+def test_the_first_step_searches_and_is_the_same_without_a_search():
+    env, unsearched = (envs.make(REGRASPING, 24, training=True) for _ in range(2))
+    unsearched.searched = True
+    for each in (env, unsearched):
+        each.reset()
+        each.push = lambda: None  # random
+    assert all(map(torch.equal, *(each.step(torch.full((24, 23), 0.5))[1:4] for each in (env, unsearched))))
+    assert env.held_count.any() and not unsearched.held_count.any()
 
 
 def test_most_objects_have_held_states_and_the_first_time_limits_are_spread():
@@ -59,7 +63,7 @@ def test_a_goal_begins_with_the_object_in_the_hand_or_beneath_it(kind, env_id):
     ahead = env.observe()[held, -23:].abs().amax(1)
     place = (env.engine.body_pos[:, task.OBJECT] - env.object_start)[held]
     assert kind != OPEN or (ahead > 0.05).float().mean() > 0.5
-    assert kind < NEAR or (ahead < 0.3).float().mean() > 0.8  # at rest, but for jammed fingers
+    assert kind < NEAR or ahead.max() < 0.3  # at rest
     assert kind < FAR or (place[:, :2].abs() < env.start_range[:2] + 0.02).all()
     torch.testing.assert_close(env.observe()[:, -23:], env.target - env.engine.qpos[:, :23])
     assert (env.lifted[held] == (kind == HIGH)).all()
@@ -109,8 +113,6 @@ def test_what_is_held_stays_held_while_nothing_moves(kind):
 
 def test_nobody_is_paid_for_a_lift_that_did_not_happen():
     env, high = make(HIGH)
-    high[:12] = False
-    env.begin_with(~high, torch.full_like(env.kind, OPEN))
     for _ in range(20):
         env.step(torch.zeros(24, 23))
     terms = dict(zip(env.reward_names, env.term_sums.T))
