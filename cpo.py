@@ -219,14 +219,14 @@ class Agent(nn.Module):
         """obs (T, N, D), dones (T, N): whether obs begins an episode (None: never), lstm_state (1, N, 2H) before it.
         agent_ids (1, N): whose latent each column is conditioned on.
 
-        Returns the MLPs' input (T, N, F) and the state after each step (T, N, 2H), with gradients after each call only.
+        Returns the MLPs' input (T, N, F) and the state after each step (with gradients: each LSTM call) (T, N, 2H).
         """
         x = self.obs_rms.normalize(obs)
         x = torch.cat([x, self.latents[agent_ids].expand(len(x), -1, -1)], -1)  # SAPG 4.4
         if not self.state_size:
             return x, lstm_state.expand(len(x), -1, -1)
         dones = torch.zeros_like(x[..., 0], dtype=torch.bool) if dones is None else dones
-        # one call per step, for the state after it; with gradients one for all steps up to where an episode begins
+        # without gradients one call per step, for the state after it; with them a new call where an episode begins
         cuts = (dones[1:].any(1).nonzero()[:, 0] + 1).tolist() if torch.is_grad_enabled() else [*range(1, len(x))]
         outputs, states = [], [lstm_state]
         for t, steps in zip([0, *cuts], x.tensor_split(cuts)):
@@ -295,15 +295,15 @@ def sample_offpolicy_columns(agent_ids, num_agents, ratio, aggregation):
     those of one follower, drawn uniformly too (CPO Eq. 2).
     """
     count = min(round(ratio * len(agent_ids) / num_agents), len(agent_ids) - len(agent_ids) // num_agents)
-    columns = []
-    learners = range(num_agents) if aggregation == "symmetric" else [LEADER]
-    for learner in learners:
+    columns, learners = [], []
+    for learner in range(num_agents) if aggregation == "symmetric" else [LEADER]:
         others = (agent_ids != learner).nonzero().squeeze(1)
         others = others[torch.randperm(len(others), device=agent_ids.device)]
         if aggregation == "one-follower":  # blocks are equal, so the owner of a random column is a random follower
             others = others[agent_ids[others] == harness.broadcast(agent_ids[others[:1]])]
         columns.append(others[:count])
-    return torch.cat(columns), torch.tensor(list(learners), device=agent_ids.device).repeat_interleave(count)
+        learners.append(torch.full_like(columns[-1], learner))
+    return torch.cat(columns), torch.cat(learners)
 
 
 @torch.no_grad()
@@ -499,8 +499,8 @@ def main(argv=None):
         if len(off_columns):
             off = offpolicy_batch(agent, batch, rewards, next_obs, terminated, off_columns, learners, args)
             batch = {key: torch.cat([batch[key], off[key]], 1) for key in batch}  # (T or 1, N + C, ...)
-        agent.value_rms.update(raw_values[:-1])  # from here on the value head's output is read in the new units
-        agent.value_rms.update(returns)
+        agent.value_rms.update(raw_values[:-1])  # values too, as released
+        agent.value_rms.update(returns)  # from here on the value head's output is read in the new units
         batch["returns"] = agent.value_rms.normalize(batch["returns"])
         advantages = torch.cat([batch["advantages"], awac["advantages"]], 1)  # CPO: one scale for all
         mean, std = harness.mean_and_std(advantages)  # over all processes

@@ -222,14 +222,14 @@ class Agent(nn.Module):
         """obs (T, N, D), dones (T, N): whether obs begins an episode (None: never), lstm_state (1, N, 2H) before it.
         agent_ids (1, N): whose latent each column is conditioned on.
 
-        Returns the MLPs' input (T, N, F) and the state after each step (T, N, 2H), with gradients after each call only.
+        Returns the MLPs' input (T, N, F) and the state after each step (with gradients: each LSTM call) (T, N, 2H).
         """
         x = self.obs_rms.normalize(obs)
         x = torch.cat([x, self.latents[agent_ids].expand(len(x), -1, -1)], -1)  # SAPG 4.4
         if not self.state_size:
             return x, lstm_state.expand(len(x), -1, -1)
         dones = torch.zeros_like(x[..., 0], dtype=torch.bool) if dones is None else dones
-        # one call per step, for the state after it; with gradients one for all steps up to where an episode begins
+        # without gradients one call per step, for the state after it; with them a new call where an episode begins
         cuts = (dones[1:].any(1).nonzero()[:, 0] + 1).tolist() if torch.is_grad_enabled() else [*range(1, len(x))]
         outputs, states = [], [lstm_state]
         for t, steps in zip([0, *cuts], x.tensor_split(cuts)):
@@ -298,15 +298,15 @@ def sample_offpolicy_columns(agent_ids, num_agents, ratio, aggregation):
     those of one follower, drawn uniformly too (CPO Eq. 2).
     """
     count = min(round(ratio * len(agent_ids) / num_agents), len(agent_ids) - len(agent_ids) // num_agents)
-    columns = []
-    learners = range(num_agents) if aggregation == "symmetric" else [LEADER]
-    for learner in learners:
+    columns, learners = [], []
+    for learner in range(num_agents) if aggregation == "symmetric" else [LEADER]:
         others = (agent_ids != learner).nonzero().squeeze(1)
         others = others[torch.randperm(len(others), device=agent_ids.device)]
         if aggregation == "one-follower":  # blocks are equal, so the owner of a random column is a random follower
             others = others[agent_ids[others] == harness.broadcast(agent_ids[others[:1]])]
         columns.append(others[:count])
-    return torch.cat(columns), torch.tensor(list(learners), device=agent_ids.device).repeat_interleave(count)
+        learners.append(torch.full_like(columns[-1], learner))
+    return torch.cat(columns), torch.cat(learners)
 
 
 @torch.no_grad()
@@ -341,7 +341,7 @@ def offpolicy_batch(agent, batch, rewards, next_obs, terminated, columns, learne
 class Fitness(nn.Module):
     """The objective of each environment's latest finished episode that began after the last generation.
 
-    For all agents alike: otherwise a child's first episodes, the short ones, would compete with the others' long ones.
+    For all agents alike: else a child's first episodes to finish, its shortest, would compete with others' longer ones.
     """
 
     def __init__(self, num_envs, num_agents, device):
@@ -370,16 +370,16 @@ class Fitness(nn.Module):
 
 
 def fitness_spread(fitness, floor):
-    """The followers' max - min, and |median| but at least `floor` (ours): any gap would exceed a median near 0."""
+    """The followers' max - min, and its scale, |median| but at least `floor` (ours): any gap exceeds a median of 0."""
     followers = fitness[LEADER + 1 :]
     return followers.max() - followers.min(), followers.quantile(0.5).abs().clamp(min=floor)
 
 
-def generation_is_due(gap, median, episodes, generation, args):
-    """EPO Eq. 3: max - min > gamma * |median|. episodes: per environment, since the last generation or the start."""
+def generation_is_due(gap, scale, episodes, generation, args):
+    """EPO Eq. 3: max - min > gamma * scale. episodes: per environment, since the last generation or the start."""
     if gap.isnan() or generation == 0 and episodes < args.ga_warmup:
         return False
-    return episodes >= args.ga_interval if args.ga_interval else gap > args.ga_threshold * median  # EPO Eq. 3
+    return episodes >= args.ga_interval if args.ga_interval else gap > args.ga_threshold * scale  # EPO Eq. 3
 
 
 @torch.no_grad()
@@ -463,10 +463,10 @@ def main(argv=None):
     for iteration in range(run.iteration + 1, args.num_iterations + 1):
         # ---------------------------------------------------------------- EPO: evolution
         agent_fitness, lineage, evolution = fitness.per_agent(), [], {}
-        gap, median = fitness_spread(agent_fitness, getattr(env, "fitness_floor", 1.0))
+        gap, scale = fitness_spread(agent_fitness, getattr(env, "fitness_floor", 1.0))
         since = harness.average(fitness.episodes.mean())
         lineage_stats.complete(agent_fitness)
-        if generation_is_due(gap, median, since, lineage_stats.generation, args):
+        if generation_is_due(gap, scale, since, lineage_stats.generation, args):
             lineage = genetic_algorithm_step(agent.latents, agent_fitness, optimizer, args)
             fitness.begin_generation()
             evolution["evolution/lineage"] = lineage_stats.record(lineage, agent_fitness)
@@ -526,8 +526,8 @@ def main(argv=None):
         if len(off_columns):
             off = offpolicy_batch(agent, batch, rewards, next_obs, terminated, off_columns, learners, args)
             batch = {key: torch.cat([batch[key], off[key]], 1) for key in batch}  # (T or 1, N + C, ...)
-        agent.value_rms.update(raw_values[:-1])  # from here on the value head's output is read in the new units
-        agent.value_rms.update(returns)
+        agent.value_rms.update(raw_values[:-1])  # values too, as released
+        agent.value_rms.update(returns)  # from here on the value head's output is read in the new units
         batch["returns"] = agent.value_rms.normalize(batch["returns"])
         advantages = batch["advantages"]
         mean, std = harness.mean_and_std(advantages)  # over all processes
@@ -602,7 +602,7 @@ def main(argv=None):
             # EPO
             **evolution, **lineage_stats.scalars(),
             "evolution/fired": bool(lineage), "evolution/replaced": len(lineage),
-            "evolution/fitness_gap": gap, "evolution/threshold": args.ga_threshold * median,
+            "evolution/fitness_gap": gap, "evolution/threshold": args.ga_threshold * scale,
         }
         run.checkpoint(iteration, global_step)
         run.log(iteration, global_step, scalars)

@@ -33,7 +33,7 @@ class Args:
     video: Optional[str] = None
     """film one episode of each of --agents, side by side, to this .mp4, .gif or .webp"""
     agents: Tuple[int, ...] = ()
-    """agents to film; none: the leader, of PBT the best"""
+    """agents to score or film; none: the leader, or of PBT the best; scores show both"""
     seed: int = 1_000_000
     """random seed of the environments and the action noise"""
     engine: Literal["auto", "mujoco", "warp", "isaacgym"] = "auto"
@@ -64,7 +64,7 @@ def make_env(saved, num_envs, seed, engine, device):
     try:
         env = envs.make(saved["args"]["env_id"], num_envs, device, seed, engine)
     except ValueError as error:
-        harness.refuse("--env-id", f"{saved['args']['env_id']} --engine {engine}", error)
+        harness.refuse("task", f"{saved['args']['env_id']} on engine {engine}", error)
     for name in getattr(env, "curriculum", ()):
         getattr(env, name).copy_(saved["state"]["env"][name])
     return env
@@ -117,12 +117,12 @@ def agents_of(saved, script):
 
 
 def print_scores(saved, script, num_episodes, args, device):
-    """Play the leader (agent 0 where none leads) and the best agent, with sampled and with mean actions: a table."""
+    """Play --agents, or the leader (agent 0 where none leads) and the best, with sampled and mean actions: a table."""
     print(f"{saved['args']['env_id']}, {saved['script']}.py, {saved['global_step']:,} steps, {num_episodes} episodes")
     print("| agent | actions | return | objective | episode length |\n|-|-|-|-|-|", flush=True)
     first, best = "leader" if hasattr(script, "LEADER") else "agent", agents_of(saved, script)[2]
-    players = {first: 0, "best": best} if best else {first: 0}
-    for name, k in players.items():
+    players = [("agent", k) for k in args.agents] or [(first, 0), ("best", best)][: 2 if best else 1]
+    for name, k in players:
         for actions in ("sampled", "mean"):
             env = make_env(saved, num_episodes, args.seed, args.engine, device)
             ids = torch.full((num_episodes,), k, device=device)
@@ -176,16 +176,16 @@ def write_video(path, frames, rate):
 
 def main(argv=None):
     args = tyro.cli(Args, args=argv)
-    if args.video and not args.video.endswith((".mp4", ".gif", ".webp")):
-        harness.refuse("--video", args.video, "must end with .mp4, .gif or .webp")
+    folder = os.path.dirname(args.video or "") or "."
+    if args.video and not (args.video.endswith((".mp4", ".gif", ".webp")) and os.path.isdir(folder)):
+        harness.refuse("--video", args.video, "must end with .mp4, .gif or .webp, in a folder that exists")
     if args.episodes is not None and args.episodes < 1:
         harness.refuse("--episodes", args.episodes, "must be at least 1")
     device = "cuda" if args.cuda and torch.cuda.is_available() else "cpu"
     saved, script = load(args.run)
     num_agents, leader, _ = agents_of(saved, script)
-    for k in args.agents:
-        if not 0 <= k < num_agents:
-            harness.refuse("--agents", k, f"must be between 0 and {num_agents - 1}")
+    for k in set(args.agents) - set(range(num_agents)):
+        harness.refuse("--agents", k, f"must be between 0 and {num_agents - 1}")
     if args.episodes or not args.video:
         print_scores(saved, script, args.episodes or 100, args, device)
     if args.video:

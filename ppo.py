@@ -172,13 +172,13 @@ class Agent(nn.Module):
     def encode(self, obs, dones, lstm_state):
         """obs (T, N, D), dones (T, N): whether obs begins an episode (None: never), lstm_state (1, N, 2H) before it.
 
-        Returns the MLPs' input (T, N, F) and the state after each step (T, N, 2H), with gradients after each call only.
+        Returns the MLPs' input (T, N, F) and the state after each step (with gradients: each LSTM call) (T, N, 2H).
         """
         x = self.obs_rms.normalize(obs)
         if not self.state_size:
             return x, lstm_state.expand(len(x), -1, -1)
         dones = torch.zeros_like(x[..., 0], dtype=torch.bool) if dones is None else dones
-        # one call per step, for the state after it; with gradients one for all steps up to where an episode begins
+        # without gradients one call per step, for the state after it; with them a new call where an episode begins
         cuts = (dones[1:].any(1).nonzero()[:, 0] + 1).tolist() if torch.is_grad_enabled() else [*range(1, len(x))]
         outputs, states = [], [lstm_state]
         for t, steps in zip([0, *cuts], x.tensor_split(cuts)):
@@ -322,8 +322,8 @@ def main(argv=None):
             "advantages": advantages,
             "returns": returns,
         }
-        agent.value_rms.update(raw_values[:-1])  # from here on the value head's output is read in the new units
-        agent.value_rms.update(returns)
+        agent.value_rms.update(raw_values[:-1])  # values too, as released
+        agent.value_rms.update(returns)  # from here on the value head's output is read in the new units
         batch["returns"] = agent.value_rms.normalize(batch["returns"])
         mean, std = harness.mean_and_std(advantages)  # over all processes
         batch["advantages"] = (advantages - mean) / (std + 1e-8)

@@ -89,7 +89,7 @@ def import_module(name):
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name and f"{name}.".startswith(f"{error.name}."):
-            raise ValueError(f"no module named {error.name}; must be package.module:Class")
+            raise ValueError(f"no module named {error.name}; must be in the working directory or installed")
         raise  # one that the module itself imports
 
 

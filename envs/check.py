@@ -54,7 +54,10 @@ def check_tensor(name, value, env, *shape, dtype=torch.float32):
 if __name__ == "__main__":
     if len(sys.argv) != 2:
         sys.exit("usage: python -m envs.check TASK, for example reach:Reach")
-    env = envs.make(sys.argv[1], 16)
+    try:
+        env = envs.make(sys.argv[1], 16)
+    except ValueError as error:
+        sys.exit(f"{sys.argv[1]}: {error}")
     if isinstance(env, envs.VectorEnv) and env.resumes_exactly:
         check_state(env)
     rewards, finished = check_env(env, 1_000)

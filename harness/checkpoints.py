@@ -33,7 +33,7 @@ def load_checkpoint(path, flag="--resume"):
     """The checkpoint of a run's folder, or the one in a file; `flag` is refused where there is none."""
     path = os.path.join(path, "checkpoint.pt") if os.path.isdir(path) else path
     if not os.path.isfile(path):
-        refuse(flag, path, "no such file: no checkpoint was written")
+        refuse(flag, path, "no such file")
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # damage shows as one of a dozen kinds

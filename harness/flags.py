@@ -31,6 +31,8 @@ def parse_args(Args, tuned, check_args=lambda args: None, argv=None):
     saved, cpu_row, names = None, {}, [f.name for f in fields(Args) if f.init]
     if given.resume:
         saved = load_checkpoint(given.resume)
+        if saved["script"] != script_name(Args) or "optimizer" not in saved["state"]:
+            refuse("--resume", given.resume, f"must be a checkpoint that {script_name(Args)}.py wrote")
         defaults = saved["args"]
         for name in defaults:
             if not hasattr(Args, name):
@@ -99,8 +101,6 @@ def check_common_args(args):
 
 def check_resumable(args, saved):
     """Refuse flags that contradict the checkpoint."""
-    if saved["script"] != script_name(type(args)) or "optimizer" not in saved["state"]:
-        refuse("--resume", args.resume, f"must be a checkpoint that {script_name(type(args))}.py wrote")
     for name, value in saved["args"].items():
         if name not in MAY_CHANGE and getattr(args, name, value) != value:
             refuse(flag(name), getattr(args, name), f"must be {value}, as in the checkpoint")

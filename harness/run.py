@@ -47,8 +47,9 @@ class Run:
         if distributed.RANK:
             seed_everything((args.seed + distributed.SEED_OFFSET) % 2**32)
         else:
-            task = args.env_id.replace(":", "-").replace("/", "-")
-            folder = f"runs/{task}__{args.exp_name or self.script}__{args.seed}__{int(time.time())}"
+            name = f"{args.env_id}__{args.exp_name or self.script}".replace(":", "-").replace("/", "-")
+            folders = (f"runs/{name}__{args.seed}__{second}" for second in range(int(time.time()), sys.maxsize))
+            folder = next(path for path in folders if not os.path.exists(path))  # runs may begin in one second
             if saved:
                 folder = args.resume if os.path.isdir(args.resume) else os.path.dirname(args.resume)
             self.folder = os.path.abspath(folder)  # an environment may change the directory
@@ -89,7 +90,7 @@ class Run:
                 value.copy_(loaded if exact else value)
             elif same or distributed.is_shared(value):
                 if isinstance(value, torch.optim.Optimizer):
-                    check_moments(value, loaded, self.state["agent"])
+                    check_moments(value, loaded)
                 value.load_state_dict(loaded)
             for tensor in getattr(value, "curriculum", ()):
                 getattr(value, tensor).copy_(loaded[tensor])
@@ -124,7 +125,7 @@ class Run:
             }  # fmt: skip
             self.attempt("checkpoint", save_checkpoint, os.path.join(self.folder, "checkpoint.pt"), checkpoint)
             self.saved_iteration = self.saved_iteration if "checkpoint" in self.failing else iteration
-            if self.args.capture_video and self.saved_iteration == iteration:
+            if self.args.capture_video and self.saved_iteration == iteration and not self.stopping:
                 self.attempt("film", self.film, global_step)
 
     def film(self, step):
@@ -180,12 +181,13 @@ class Run:
     def describe(self, numbers, speed):
         """The terminal's line, within 120 columns: return and objective of one agent, or objectives of a population."""
         objective, age = numbers["charts/leader_objective"], numbers["charts/leader_age"]
-        result = f"return {numbers['charts/leader_return']:9.2f} | objective {objective:7.2f}"
+        ago = f"{age:.0f} iteration{'s' * (age > 1)} ago" if age else ""
+        result = f"return {numbers['charts/leader_return']:9.2f} | objective {objective:7.2f}{ago and f' ({ago})'}"
         if not math.isfinite(objective):
             result = f"no episode of agent 0 yet, reward per step {numbers['charts/reward_per_step']:.4f}"
         elif "population/objective_median" in numbers:
             n = numbers["charts/leader_episodes"]
-            source = f"{age:.0f} iteration{'s' * (age > 1)} ago" if age else f"{n:.0f} episode{'s' * (n > 1)}"
+            source = ago or f"{n:.0f} episode{'s' * (n > 1)}"
             leader = "" if "pbt/lr_min" in numbers else f"leader {objective:.2f} ({source}), "
             median, best = numbers["population/objective_median"], numbers["charts/best_agent_objective"]
             result = f"{leader}median {median:.2f}, best {best:.2f}"
@@ -246,13 +248,12 @@ class EpisodeStatistics(nn.Module):
         }  # fmt: skip
 
 
-def check_moments(optimizer, saved, agent):
+def check_moments(optimizer, saved):
     """Raises ValueError where a moment has another shape than its parameter: torch's next step would crash."""
-    names = {id(parameter): name for name, parameter in agent.named_parameters()}
     for index, parameter in enumerate(p for group in optimizer.param_groups for p in group["params"]):
         for moment in saved["state"].get(index, {}).values():
             if moment.dim() and moment.shape != parameter.shape:
-                raise ValueError(f"the optimizer's state of {names.get(id(parameter), index)} is {tuple(moment.shape)}")
+                raise ValueError(f"optimizer's state {index} is {tuple(moment.shape)}, not {tuple(parameter.shape)}")
 
 
 def state_dicts(state):

@@ -1,10 +1,8 @@
 """A small task, runs of a script that write down what happened, and `pytest --engine warp`."""
 
 import copy
-import itertools
 import os
 import pathlib
-import time
 from types import SimpleNamespace
 
 import pytest
@@ -120,13 +118,6 @@ def scalars(run, key):
 def empty_folder(tmp_path, monkeypatch):
     """Where runs are written, and MuJoCo's MUJOCO_LOG.TXT."""
     monkeypatch.chdir(tmp_path)
-
-
-@pytest.fixture(autouse=True)
-def every_run_has_a_second_of_its_own(monkeypatch):
-    """A run's folder is named after the time at which it began."""
-    seconds = itertools.count(int(time.time()))
-    monkeypatch.setattr(time, "time", lambda: next(seconds))
 
 
 @pytest.fixture

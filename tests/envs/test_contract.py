@@ -353,6 +353,9 @@ def test_the_command(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["check", DRIFT])
     runpy.run_module("envs.check", run_name="__main__")
     assert capsys.readouterr().out.startswith(f"{DRIFT}: keeps the contract, ")
+    monkeypatch.setattr(sys, "argv", ["check", "nowhere:Task"])
+    with pytest.raises(SystemExit, match="^nowhere:Task: no module named nowhere; must be in the working directory"):
+        runpy.run_module("envs.check", run_name="__main__")
 
 
 # ---------------------------------------------------------------- make

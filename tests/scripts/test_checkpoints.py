@@ -132,10 +132,11 @@ def test_a_run_is_not_lost_where_an_environment_changes_the_working_directory(tm
 def test_two_runs_never_share_a_folder(monkeypatch):
     monkeypatch.setattr(time, "time", lambda: 1_700_000_000.0)
     train(ppo, command(ppo, iterations=1))
-    saved = (the_run() / "checkpoint.pt").read_bytes()
-    with pytest.raises(FileExistsError):
-        train(ppo, command(ppo, iterations=2))
-    assert (the_run() / "checkpoint.pt").read_bytes() == saved
+    first = the_run()
+    saved = (first / "checkpoint.pt").read_bytes()
+    train(ppo, command(ppo, iterations=2))
+    assert sorted(path.name[-10:] for path in first.parent.iterdir()) == ["1700000000", "1700000001"]
+    assert (first / "checkpoint.pt").read_bytes() == saved
 
 
 # ---------------------------------------------------------------- what cannot be resumed
@@ -207,7 +208,7 @@ def test_an_optimizers_state_of_another_shape_is_refused():
     moments = saved["state"]["optimizer"]["state"]
     moments[0], moments[2] = moments[2], moments[0]
     torch.save(saved, the_run() / "checkpoint.pt")
-    with pytest.raises(ValueError, match=r"^the optimizer's state of [\w.]+ is \("):
+    with pytest.raises(ValueError, match=r"^optimizer's state [02] is \("):
         train(ppo, f"--no-cuda --resume {the_run()} --total-timesteps {2 * STEPS}")
 
 

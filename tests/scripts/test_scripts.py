@@ -26,7 +26,7 @@ SCRIPTS = {"ppo": ppo, "sapg": sapg, "cpo": cpo, "epo": epo, "pbt": pbt}
 POPULATION = {ppo: "", **dict.fromkeys((sapg, cpo, epo, pbt), "--num-agents 4")}
 NUMBER = r"-?[\d.]+"
 PROGRESS = re.compile(
-    rf" *[\d,]+ steps \| (return +{NUMBER} \| objective +{NUMBER}"
+    rf" *[\d,]+ steps \| (return +{NUMBER} \| objective +{NUMBER}( \(\d+ iterations? ago\))?"
     rf"|no episode of agent 0 yet, reward per step {NUMBER}"
     rf"|leader {NUMBER} \(\d+ (episodes?|iterations? ago)\)(, median {NUMBER})?, best {NUMBER})"
     r"( \| generation \d+)? \| [\d,]+/s \| (\d+ days?, )?\d+:\d\d:\d\d left"
@@ -175,7 +175,7 @@ RATIO = "--num-agents 4 --aggregation leader-follower --off-policy-ratio"
 
 @pytest.mark.parametrize("script, flags, name, valid", [  # name: flag and value
     (ppo, "--env-id Moot", "--env-id Moot", "did you mean Moat"),
-    (ppo, "--env-id nowhere:Task", "--env-id nowhere:Task", "must be package.module:Class"),
+    (ppo, "--env-id nowhere:Task", "--env-id nowhere:Task", "no module named nowhere; must be in the working"),
     (ppo, "--env-id envs.tasks.moat:Goat", "--env-id envs.tasks.moat:Goat", "must be package.module:Class"),
     (ppo, "--env-id Cartpole --engine isaacgym", "--engine isaacgym", r"needs Python 3\.8, this is 3\."),
     (ppo, "--env-id Cartpole --engine physx", "--engine physx", "valid here: auto, mujoco"),
