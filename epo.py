@@ -128,7 +128,7 @@ class Args:
     mutation_std: float = 0.1
     """sigma of the noise on a child's latent (EPO 4.1 gives no number; ours)"""
     ga_threshold: float = 0.3
-    """gamma of EPO Eq. 3 (EPO B.2: 0.3 for manipulation, 0.5 for locomotion)"""
+    """gamma of EPO Eq. 3, which noise can meet unless agents have 800 environments (EPO B.2: 0.3, locomotion 0.5)"""
     ga_warmup: float = 1.0
     """episodes per environment before the first generation (ours; the released code: about 13.6 in its setup)"""
     ga_interval: float = 0.0

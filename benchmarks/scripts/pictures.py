@@ -1,4 +1,4 @@
-"""Draws a picture of every task but those with held starts, docs/images/<env id>.png.
+"""Draws a picture of every task but those with held starts, docs/images/<env id>.png, and eight in tasks.png.
 
     python -m benchmarks.scripts.pictures [env ids]
 
@@ -278,6 +278,11 @@ POSES = {
     "Moat": moat,
 }
 
+STRIP = (
+    "AllegroKukaRegrasping", "AllegroKukaThrow", "AllegroKukaTwoArmsReorientation", "AllegroHand", "ShadowHand",
+    "FrankaCubeStack", "Anymal", "Humanoid",
+)  # fmt: skip
+
 
 def draw(env):
     """A picture of the last environment."""
@@ -294,6 +299,12 @@ def main(names):
     os.makedirs("docs/images", exist_ok=True)
     for name in names:
         save(draw(POSES[name](name)), f"docs/images/{name}.png")
+    (width, height), columns = (SIZE[0] // 2, SIZE[1] // 2), 4
+    strip = Image.new("RGB", (columns * width, len(STRIP) // columns * height))
+    for i, name in enumerate(STRIP):
+        picture = Image.open(f"docs/images/{name}.png").convert("RGB").resize((width, height), Image.Resampling.LANCZOS)
+        strip.paste(picture, (i % columns * width, i // columns * height))
+    save(strip, "docs/images/tasks.png")
 
 
 if __name__ == "__main__":

@@ -279,9 +279,9 @@ def gpu_args(script, env_id):
 
 
 @every_script
-@pytest.mark.parametrize("env_id", ["AllegroKukaRegrasping", "AllegroKukaThrow", "AllegroKukaReorientation"])
-def test_allegro_kuka_has_the_papers_hyperparameters(script, env_id):
-    args = gpu_args(script, env_id)
+@pytest.mark.parametrize("task", ["Regrasping", "Throw", "Reorientation", "TwoArmsRegrasping"])
+def test_allegro_kuka_has_the_papers_hyperparameters(script, task):
+    args = gpu_args(script, f"AllegroKuka{task}")
     assert (args.gamma, args.gae_lambda, args.learning_rate, args.kl_threshold) == (0.99, 0.95, 1e-4, 0.016)
     assert (args.max_grad_norm, args.ent_coef, args.clip_coef, args.vf_coef) == (1.0, 0.0, 0.1, 4.0)
     assert (args.num_steps, args.update_epochs, args.num_minibatches, args.num_envs) == (16, 2, 4, 24_576)
@@ -290,6 +290,7 @@ def test_allegro_kuka_has_the_papers_hyperparameters(script, env_id):
     assert args.bounds_coef == (1e-5 if script is epo else 1e-4)  # EPO B.2; SAPG Table 2
     if script is not ppo:
         assert (args.num_agents, args.latent_dim) == (64 if script is epo else 6, 32)
+        assert args.max_ent_coef == {"Reorientation": 0.0025, "TwoArmsRegrasping": 0.001}.get(task, 0.0)
         assert (args.off_policy_ratio, args.off_policy_coef) == (1.0, 1.0)
         assert not args.off_policy_mu  # as released, unlike the papers' text
         assert args.aggregation == ("one-follower" if script is cpo else "leader-follower")
