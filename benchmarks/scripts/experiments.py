@@ -267,6 +267,7 @@ EXPERIMENTS = {
             Variant("SAPG-6", "sapg.py", "--num-agents 6 --num-minibatches 19"),
             Variant("CPO-6", "cpo.py", "--num-agents 6 --num-minibatches 19"),
             Variant("EPO-16, Eq. 3", "epo.py", "--num-agents 16 --num-minibatches 17"),
+            Variant("EPO-16, every episode", "epo.py", "--num-agents 16 --num-minibatches 17 --ga-interval 1"),
         ),
     ),
     # How far does AllegroKukaRegrasping come in one to three hours of one core?
