@@ -54,7 +54,7 @@ class Args:
     wandb_project_name: str = "epo"
     """project of Weights & Biases"""
     capture_video: bool = False
-    """film the leader at every checkpoint, for TensorBoard (see evaluate.py)"""
+    """film the leader at every checkpoint but that of a stop, for TensorBoard (see evaluate.py)"""
     resume: Optional[str] = None
     """run folder or checkpoint file to resume, with its flags; a few may change, see docs/running.md"""
 
@@ -128,7 +128,7 @@ class Args:
     mutation_std: float = 0.1
     """sigma of the noise on a child's latent (EPO 4.1 gives no number; ours)"""
     ga_threshold: float = 0.3
-    """gamma of EPO Eq. 3, which noise can meet unless agents have 800 environments (EPO B.2: 0.3, locomotion 0.5)"""
+    """gamma of EPO Eq. 3 (EPO B.2: 0.3, locomotion 0.5); noise meets it if agents have few environments"""
     ga_warmup: float = 1.0
     """episodes per environment before the first generation (ours; the released code: about 13.6 in its setup)"""
     ga_interval: float = 0.0
@@ -222,7 +222,7 @@ class Agent(nn.Module):
         """obs (T, N, D), dones (T, N): whether obs begins an episode (None: never), lstm_state (1, N, 2H) before it.
         agent_ids (1, N): whose latent each column is conditioned on.
 
-        Returns the MLPs' input (T, N, F) and the state after each step (with gradients: each LSTM call) (T, N, 2H).
+        Returns the MLPs' input (T, N, F) and the state (T, N, 2H) after each step; with gradients, each LSTM call.
         """
         x = self.obs_rms.normalize(obs)
         x = torch.cat([x, self.latents[agent_ids].expand(len(x), -1, -1)], -1)  # SAPG 4.4

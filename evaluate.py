@@ -20,6 +20,7 @@ from envs.base import VectorEnv
 import numpy as np
 import torch
 import tyro
+from PIL import Image
 
 FILM_SECONDS, FILM_RATE = 10, 20  # at most, and frames per second at most
 
@@ -28,12 +29,12 @@ FILM_SECONDS, FILM_RATE = 10, 20  # at most, and frames per second at most
 class Args:
     run: tyro.conf.Positional[str]
     """a run's folder, a checkpoint file, or a folder that export.py wrote"""
-    episodes: Optional[int] = None
-    """finished episodes of each agent, one environment each; unset: 100, with --video none"""
+    episodes: int = 0
+    """finished episodes of each agent, one environment each; 0: 100, with --video none"""
     video: Optional[str] = None
     """film one episode of each of --agents, side by side, to this .mp4, .gif or .webp"""
     agents: Tuple[int, ...] = ()
-    """agents to score or film; none: the leader, or of PBT the best; scores show both"""
+    """agents to score or film; none: scores of agent 0 and the best, a film of the leader (PBT: the best)"""
     seed: int = 1_000_000
     """random seed of the environments and the action noise"""
     engine: Literal["auto", "mujoco", "warp", "isaacgym"] = "auto"
@@ -61,10 +62,12 @@ def load(path):
 
 def make_env(saved, num_envs, seed, engine, device):
     """Fresh environments of the checkpoint's task with its curriculum."""
+    env_id = saved["args"]["env_id"]
     try:
-        env = envs.make(saved["args"]["env_id"], num_envs, device, seed, engine)
+        envs.find_engine(engine, env_id, device)
     except ValueError as error:
-        harness.refuse("task", f"{saved['args']['env_id']} on engine {engine}", error)
+        harness.refuse("task", f"{env_id} on engine {engine}", error)
+    env = envs.make(env_id, num_envs, device, seed, engine)
     for name in getattr(env, "curriculum", ()):
         getattr(env, name).copy_(saved["state"]["env"][name])
     return env
@@ -121,7 +124,7 @@ def print_scores(saved, script, num_episodes, args, device):
     print(f"{saved['args']['env_id']}, {saved['script']}.py, {saved['global_step']:,} steps, {num_episodes} episodes")
     print("| agent | actions | return | objective | episode length |\n|-|-|-|-|-|", flush=True)
     first, best = "leader" if hasattr(script, "LEADER") else "agent", agents_of(saved, script)[2]
-    players = [("agent", k) for k in args.agents] or [(first, 0), ("best", best)][: 2 if best else 1]
+    players = [("agent", k) for k in args.agents] or [(first, 0)] + ([("best", best)] if best else [])
     for name, k in players:
         for actions in ("sampled", "mean"):
             env = make_env(saved, num_episodes, args.seed, args.engine, device)
@@ -157,8 +160,6 @@ def record_video(env, player):
 def write_video(path, frames, rate):
     """Write frames (H, W, 3) uint8 as H.264, or as an animated GIF or WebP."""
     if not path.endswith(".mp4"):
-        from PIL import Image
-
         first, *others = map(Image.fromarray, frames)
         first.save(path, save_all=True, append_images=others, duration=float(1000 / rate), loop=0)
         return
@@ -178,14 +179,13 @@ def main(argv=None):
     args = tyro.cli(Args, args=argv)
     folder = os.path.dirname(args.video or "") or "."
     if args.video and not (args.video.endswith((".mp4", ".gif", ".webp")) and os.path.isdir(folder)):
-        harness.refuse("--video", args.video, "must end with .mp4, .gif or .webp, in a folder that exists")
-    if args.episodes is not None and args.episodes < 1:
-        harness.refuse("--episodes", args.episodes, "must be at least 1")
+        harness.refuse("--video", args.video, "must be a .mp4, .gif or .webp file in an existing folder")
     device = "cuda" if args.cuda and torch.cuda.is_available() else "cpu"
     saved, script = load(args.run)
     num_agents, leader, _ = agents_of(saved, script)
-    for k in set(args.agents) - set(range(num_agents)):
-        harness.refuse("--agents", k, f"must be between 0 and {num_agents - 1}")
+    for k in args.agents:
+        if not 0 <= k < num_agents:
+            harness.refuse("--agents", k, f"must be between 0 and {num_agents - 1}")
     if args.episodes or not args.video:
         print_scores(saved, script, args.episodes or 100, args, device)
     if args.video:

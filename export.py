@@ -96,7 +96,7 @@ def main(argv=None):
     num_agents, leader, _ = agents_of(saved, script)
     k = leader if args.agent is None else args.agent
     if args.agent is not None and not (args.output.endswith(".onnx") and 0 <= k < num_agents):
-        harness.refuse("--agent", k, f"must be between 0 and {num_agents - 1}, and output a file that ends with .onnx")
+        harness.refuse("--agent", k, f"needs an .onnx file as output, and must be between 0 and {num_agents - 1}")
     env = make_env(saved, 1, 1, "auto", "cpu")
     if args.output.endswith(".onnx"):
         export_onnx(args.output, saved, make_agent(saved, script, env, "cpu"), k, env)

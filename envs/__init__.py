@@ -96,9 +96,10 @@ def import_module(name):
 def find_engine(engine, env_id, device="cpu"):
     """Resolves `engine` for a task: "mujoco", "warp", "isaacgym", or None if the task needs no engine.
 
-    "auto" selects the fastest installed one and never Isaac Gym. env_id must have passed `check_env_id`.
-    Raises ValueError (one line) if the engine is not available here or cannot run the task.
+    "auto" selects the fastest installed one and never Isaac Gym.
+    Raises ValueError (one line) if the task is unknown, or the engine is not available here or cannot run the task.
     """
+    check_env_id(env_id)
     if engine == "isaacgym":
         problem = isaacgym.find_problem(env_id)
         if problem:
@@ -141,7 +142,6 @@ def make(env_id, num_envs, device="cpu", seed=1, engine="auto", training=False):
     training: whether episodes begin as in training, where first episodes are staggered (see `VectorEnv.reset`) and a
     task may have starts of its own. Isaac Gym and classes that are no VectorEnv ignore it.
     """
-    check_env_id(env_id)
     engine = find_engine(engine, env_id, device)
     prefix, _, name = env_id.partition(":")
     if engine == "isaacgym":

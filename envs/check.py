@@ -55,9 +55,10 @@ if __name__ == "__main__":
     if len(sys.argv) != 2:
         sys.exit("usage: python -m envs.check TASK, for example reach:Reach")
     try:
-        env = envs.make(sys.argv[1], 16)
+        envs.check_env_id(sys.argv[1])
     except ValueError as error:
         sys.exit(f"{sys.argv[1]}: {error}")
+    env = envs.make(sys.argv[1], 16)
     if isinstance(env, envs.VectorEnv) and env.resumes_exactly:
         check_state(env)
     rewards, finished = check_env(env, 1_000)

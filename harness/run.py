@@ -49,7 +49,7 @@ class Run:
         else:
             name = f"{args.env_id}__{args.exp_name or self.script}".replace(":", "-").replace("/", "-")
             folders = (f"runs/{name}__{args.seed}__{second}" for second in range(int(time.time()), sys.maxsize))
-            folder = next(path for path in folders if not os.path.exists(path))  # runs may begin in one second
+            folder = next(path for path in folders if not os.path.exists(path))  # two runs may begin in the same second
             if saved:
                 folder = args.resume if os.path.isdir(args.resume) else os.path.dirname(args.resume)
             self.folder = os.path.abspath(folder)  # an environment may change the directory
@@ -181,14 +181,14 @@ class Run:
     def describe(self, numbers, speed):
         """The terminal's line, within 120 columns: return and objective of one agent, or objectives of a population."""
         objective, age = numbers["charts/leader_objective"], numbers["charts/leader_age"]
-        ago = f"{age:.0f} iteration{'s' * (age > 1)} ago" if age else ""
-        result = f"return {numbers['charts/leader_return']:9.2f} | objective {objective:7.2f}{ago and f' ({ago})'}"
+        ago = f" ({age:.0f} iteration{'s' * (age > 1)} ago)" if age else ""
+        result = f"return {numbers['charts/leader_return']:9.2f} | objective {objective:7.2f}{ago}"
         if not math.isfinite(objective):
             result = f"no episode of agent 0 yet, reward per step {numbers['charts/reward_per_step']:.4f}"
         elif "population/objective_median" in numbers:
             n = numbers["charts/leader_episodes"]
-            source = ago or f"{n:.0f} episode{'s' * (n > 1)}"
-            leader = "" if "pbt/lr_min" in numbers else f"leader {objective:.2f} ({source}), "
+            source = ago or f" ({n:.0f} episode{'s' * (n > 1)})"
+            leader = "" if "pbt/lr_min" in numbers else f"leader {objective:.2f}{source}, "
             median, best = numbers["population/objective_median"], numbers["charts/best_agent_objective"]
             result = f"{leader}median {median:.2f}, best {best:.2f}"
         if "evolution/generation" in numbers:

@@ -260,7 +260,7 @@ EXPERIMENTS = {
         total_timesteps=20_000_000,
         seeds=range(1, 3),
         tags=(OBJECTIVE, RETURN, "charts/solved_from_original"),
-        finals=(BEST, MEDIAN, STD),
+        finals=(BEST, MEDIAN, STD, "evolution/heritability"),
         evaluate=True,
         variants=(
             Variant("PPO", "ppo.py"),

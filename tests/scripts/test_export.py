@@ -91,8 +91,8 @@ def test_an_adapters_task_has_no_made_up_metadata(task, period):
 
 
 @pytest.mark.parametrize("flags, line", [
-    ("policy.onnx --agent 4", "--agent 4: must be between 0 and 3"), ("RUN", "output RUN: must not be the folder of a"),
-    ("policies --agent 1", "--agent 1: must be between 0 and 3, and output a file that ends with .onnx"),
+    ("policy.onnx --agent 4", "--agent 4: needs an .onnx file as output, and must be between 0 and 3"),
+    ("policies --agent 1", "--agent 1: needs an .onnx file"), ("RUN", "output RUN: must not be the folder of a"),
 ])  # fmt: skip
 def test_bad_input(flags, line, capsys):
     run = str(train(sapg))

@@ -56,6 +56,7 @@ def test_before_the_first_episode_ends_the_terminal_shows_the_reward_per_step(sc
     assert len(lines) == 16 and all(map(PROGRESS.fullmatch, lines)) and max(map(len, lines)) <= 120
     shown = ["reward per step" in line for line in lines]
     assert shown[0] and not shown[-1] and shown == sorted(shown, reverse=True)  # then returns, for good
+    assert any("ago)" in line for line in lines) == (script is not pbt)
     rewards = {event.step: event.value for event in scalars(the_run(), "charts/reward_per_step")}
     number = float(re.search(rf"reward per step ({NUMBER})", lines[0]).group(1))
     assert number == pytest.approx(rewards[8], abs=1e-4)

@@ -124,7 +124,7 @@ def test_the_first_signal_saves_and_the_run_goes_on_from_there(signum, hangup, m
     handler = signal.getsignal(signum)
     with monkeypatch.context() as patch:
         between(patch, {3: lambda: send(signum)})
-        assert train(ppo, f"{FLAGS} {EIGHT}") == 128 + signum
+        assert train(ppo, f"{FLAGS} {EIGHT} --capture-video") == 128 + signum  # and waits for no film
     out, err = capfd.readouterr()
     assert signal.getsignal(signum) == handler
     assert out.splitlines()[-1] == f"stopped; to resume: python ppo.py --resume {the_run().resolve()}"
