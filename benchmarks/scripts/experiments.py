@@ -270,6 +270,19 @@ EXPERIMENTS = {
             Variant("EPO-16, every episode", "epo.py", "--num-agents 16 --num-minibatches 17 --ga-interval 1"),
         ),
     ),
+    # What matters at the beginning
+    "held_starts_recipe": Experiment(
+        env_id="AllegroKukaRegraspingHeldStarts",
+        total_timesteps=5_000_000,
+        seeds=range(1, 2),
+        tags=("charts/solved_from_half_open", "charts/solved_from_low", "charts/solved_from_near", OBJECTIVE),
+        finals=(STD, "losses/clipfrac"),
+        variants=(
+            Variant("PPO", "ppo.py", seeds=range(1, 3)),
+            Variant("clip 0.1", "ppo.py", "--clip-coef 0.1"),
+            Variant("std 1", "ppo.py", "--init-std 1.0"),
+        ),
+    ),
     # How far does AllegroKukaRegrasping come in one to three hours of one core?
     "allegro_kuka": Experiment(
         env_id="AllegroKukaRegrasping",
