@@ -124,8 +124,7 @@ SCRIPT = """
     parser = argparse.ArgumentParser()
     [parser.add_argument(f"--{flag}") for flag in ("seed", "resume", "kind")]
     args, _ = parser.parse_known_args()
-    if args.kind == "bad":
-        sys.exit("it broke")
+    args.kind != "bad" or sys.exit("it broke")
     folder = pathlib.Path(args.resume or f"runs/fake__{args.seed}")
     first = int((folder / "checkpoint.pt").read_text()) + 1 if args.resume else 1
     last = 50 if args.kind == "stopped" and not args.resume else 100
@@ -135,6 +134,7 @@ SCRIPT = """
         writer.add_event(Event(step=iteration, wall_time=time.time(), summary=Summary(value=[value])))
     (folder / "checkpoint.pt").write_text(str(last))
     writer.close()
+    time.sleep(args.kind == "stopped")  # event files are ordered by second
     sys.exit(0 if last == 100 else 143)
 """
 EXPERIMENT = """
