@@ -1,7 +1,6 @@
 """Evaluate or film what a run has learned: `python evaluate.py runs/RUN`, and with `--video out.mp4`.
 
-Plays a checkpoint, or a policy of policies/. The network is built by the script that trained it, found in the working
-directory or beside this file. Normalisers are frozen; a curriculum keeps its state from training.
+Plays a checkpoint, or a policy of policies/, with the network of the script that trained it; see docs/running.md.
 """
 
 import dataclasses
@@ -15,7 +14,6 @@ from typing import Literal, Optional, Tuple
 
 import envs  # before torch: Isaac Gym must be imported first
 import harness
-from envs.base import VectorEnv
 
 import numpy as np
 import torch
@@ -29,8 +27,8 @@ FILM_SECONDS, FILM_RATE = 10, 20  # at most, and frames per second at most
 class Args:
     run: tyro.conf.Positional[str]
     """a run's folder, a checkpoint file, or a folder that export.py wrote"""
-    episodes: int = 0
-    """finished episodes of each agent, one environment each; 0: 100, with --video none"""
+    episodes: Optional[int] = None
+    """finished episodes of each agent, one environment each; unset: 100, with --video none"""
     video: Optional[str] = None
     """film one episode of each of --agents, side by side, to this .mp4, .gif or .webp"""
     agents: Tuple[int, ...] = ()
@@ -141,7 +139,7 @@ def record_video(env, player):
     """One episode of every environment, at most FILM_SECONDS. Returns frames in a grid, and how many make a second."""
     obs, frames, num_envs = env.reset(), [], env.num_envs
     playing, pictures, columns = [True] * num_envs, [None] * num_envs, math.ceil(math.sqrt(num_envs))
-    rate = getattr(env, "frame_rate", VectorEnv.frame_rate)  # control steps per second
+    rate = getattr(env, "frame_rate", envs.VectorEnv.frame_rate)  # control steps per second
     period = math.ceil(rate / FILM_RATE)  # control steps per frame
     for step in range(int(FILM_SECONDS * rate)):
         if step % period == 0:  # of a finished episode the last picture stays
@@ -180,6 +178,8 @@ def main(argv=None):
     folder = os.path.dirname(args.video or "") or "."
     if args.video and not (args.video.endswith((".mp4", ".gif", ".webp")) and os.path.isdir(folder)):
         harness.refuse("--video", args.video, "must be a .mp4, .gif or .webp file in an existing folder")
+    if args.episodes is not None and args.episodes < 1:
+        harness.refuse("--episodes", args.episodes, "must be at least 1")
     device = "cuda" if args.cuda and torch.cuda.is_available() else "cpu"
     saved, script = load(args.run)
     num_agents, leader, _ = agents_of(saved, script)

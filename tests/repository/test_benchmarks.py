@@ -124,7 +124,7 @@ SCRIPT = """
     parser = argparse.ArgumentParser()
     [parser.add_argument(f"--{flag}") for flag in ("seed", "resume", "kind")]
     args, _ = parser.parse_known_args()
-    args.kind != "bad" or sys.exit("it broke")
+    if args.kind == "bad": sys.exit("it broke")
     folder = pathlib.Path(args.resume or f"runs/fake__{args.seed}")
     first = int((folder / "checkpoint.pt").read_text()) + 1 if args.resume else 1
     last = 50 if args.kind == "stopped" and not args.resume else 100

@@ -218,9 +218,9 @@ def test_a_class_that_is_no_vector_env_trains_scores_and_is_filmed(capsys):
 
 
 @pytest.mark.parametrize("flags, line", [
-    ("nowhere", "run nowhere: no such file"),
+    ("nowhere", "run nowhere: no such file"), ("RUN --agents 0 4", "--agents 4: must be between 0 and 3"),
     ("orphan.pt", "run orphan.pt: was written by lost.py, which must be in the working directory"),
-    ("RUN --agents 0 4", "--agents 4: must be between 0 and 3"),
+    ("RUN --episodes 0", "--episodes 0: must be at least 1"),
     ("RUN --engine isaacgym", "task Cartpole on engine isaacgym: "),
     ("RUN --video film.avi", "--video film.avi: must be a .mp4, .gif or .webp file"),
     ("RUN --video nowhere/film.gif", "--video nowhere/film.gif: must be a .mp4, .gif or .webp file in an existing"),
