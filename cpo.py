@@ -1,9 +1,9 @@
 """CPO: SAPG's leader and followers, with followers that stay close to the leader (arXiv 2603.01741, ICLR 2026).
 
 The leader cannot use the data of followers that are far from it. So each follower also imitates the leader's actions,
-weighted by its own advantages; optionally, it is rewarded for being distinguishable from the other agents. Read ppo.py
-and sapg.py, then `diff sapg.py cpo.py`: what CPO adds is marked `# CPO` with the paper's equation. The rows to imitate
-are spread over SAPG's minibatches, so both algorithms take the same number of gradient steps.
+weighted by its own advantages (AWAC, arXiv 2006.09359); optionally, a discriminator rewards it for being recognisable.
+Read ppo.py and sapg.py, then `diff sapg.py cpo.py`: what CPO adds is marked `# CPO` with the paper's equation. The rows
+to imitate are spread over SAPG's minibatches, so both algorithms take the same number of gradient steps.
 
 Shape letters: T num_steps, N environments of this process, A num_agents (the paper's M), n = N / A, D observation, U
 action, L latent, H lstm_size, C off-policy columns, M columns of a minibatch, P = (A - 1) n columns to imitate. Layout
@@ -18,7 +18,7 @@ from typing import Literal, Optional, Tuple
 
 import envs  # before torch: Isaac Gym must be imported first
 import harness
-from harness import LEADER, MAX_LOG_RATIO, hyperparameters
+from harness import LEADER, MAX_LOG_RATIO, hyperparameters  # agent 0; 20, so that ratios stay finite
 
 import torch
 import torch.nn as nn
@@ -55,7 +55,7 @@ class Args:
     wandb_project_name: str = "epo"
     """project of Weights & Biases"""
     capture_video: bool = False
-    """film the leader at every checkpoint but that of a stop, for TensorBoard (see evaluate.py)"""
+    """film the leader (PBT: the best) at every checkpoint but that of a stop, for TensorBoard (see evaluate.py)"""
     resume: Optional[str] = None
     """run folder or checkpoint file to resume, with its flags; a few may change, see docs/running.md"""
 
@@ -129,7 +129,7 @@ class Args:
     reverse_kl_coef: float = 0.0
     """lambda_r: weight of log(pi_follower / pi_leader) in a follower's advantage (CPO Eq. 25; Tables 3-6: 0)"""
     adversarial_coef: float = 0.0
-    """lambda_adv: reward of the followers for being recognised by a discriminator (CPO Eq. 12); 0: none"""
+    """lambda_adv: reward, beside the scaled one, of followers that a discriminator recognises (CPO Eq. 12); 0: none"""
     discriminator_sizes: Tuple[int, ...] = (1024, 1024, 512, 512)
     """widths of the discriminator's hidden layers, ELU after each (CPO A.7.3)"""
 
@@ -219,7 +219,7 @@ class Agent(nn.Module):
         """obs (T, N, D), dones (T, N): whether obs begins an episode (None: never), lstm_state (1, N, 2H) before it.
         agent_ids (1, N): whose latent each column is conditioned on.
 
-        Returns the MLPs' input (T, N, F) and the state (T, N, 2H) after each step; with gradients, each LSTM call.
+        Returns the MLPs' input (T, N, F) and the state after each step (T, N, 2H); with gradients, fewer (see cuts).
         """
         x = self.obs_rms.normalize(obs)
         x = torch.cat([x, self.latents[agent_ids].expand(len(x), -1, -1)], -1)  # SAPG 4.4
@@ -319,7 +319,7 @@ def offpolicy_batch(agent, batch, rewards, next_obs, terminated, columns, learne
     _, old_logprob, old_policy, values, states = agent.get_action_and_value(
         off["obs"], ids, off["dones"], off["lstm_state"], off["actions"]
     )
-    rows = next_obs[:, columns].flatten(0, 1)[None]  # (1, T C, D): each follows from its own state
+    rows = next_obs[:, columns].flatten(0, 1)[None]  # (1, T C, D): one step each, from the LSTM state before it
     next_values = agent.get_value(rows, ids.repeat(1, len(rewards)), None, states.flatten(0, 1)[None])
     next_values = agent.value_rms.denormalize(next_values.view(len(rewards), -1)) * ~terminated[:, columns]
     off["means"], off["logstds"] = old_policy.mean, agent.actor_logstd[ids]
@@ -342,10 +342,11 @@ def awac_batch(agent, batch, rewards, next_obs, terminated, args):
     Columns are indices, so that no observation is kept twice; chunks keep the memory independent of A.
     """
     n, device = rewards.shape[1] // args.num_agents, rewards.device
-    followers = torch.arange(LEADER + 1, args.num_agents if args.awac_coef else LEADER + 1, device=device)
-    columns = torch.arange(LEADER * n, (LEADER + 1) * n, device=device).repeat(len(followers))
-    followers = followers.repeat_interleave(n)
-    size, advantages = max(n, rewards.shape[1] // args.num_minibatches), [torch.zeros_like(rewards[:, :0])]
+    num_followers = args.num_agents - 1 if args.awac_coef else 0
+    columns = torch.arange(LEADER * n, (LEADER + 1) * n, device=device).repeat(num_followers)
+    followers = LEADER + 1 + torch.arange(num_followers, device=device).repeat_interleave(n)
+    size = max(n, rewards.shape[1] // args.num_minibatches)  # of a chunk
+    advantages = [torch.zeros_like(rewards[:, :0])]  # for torch.cat, where nobody imitates
     for chunk, learners in zip(columns.split(size), followers.split(size)):
         if len(chunk):
             relabelled = offpolicy_batch(agent, batch, rewards, next_obs, terminated, chunk, learners, args)
@@ -462,20 +463,20 @@ def main(argv=None):
         raw_values = agent.value_rms.denormalize(values)
         next_values = torch.where(dones[1:], agent.value_rms.denormalize(final_values), raw_values[1:]) * ~terminated
         # CPO Eq. 12: off-policy targets and the imitation use the environment's reward alone
-        learner_rewards, adversarial = rewards, {}
+        onpolicy_rewards, adversarial = rewards, {}
         if args.adversarial_coef:
             log_d, accuracy = discriminator_step(
                 discriminator, discriminator_optimizer, agent.obs_rms.normalize(obs[:-1]), actions, agent_ids,
                 args.num_minibatches,
             )  # fmt: skip
-            learner_rewards = rewards + args.adversarial_coef * log_d * (agent_ids != LEADER)
+            onpolicy_rewards = rewards + args.adversarial_coef * log_d * (agent_ids != LEADER)
             adversarial["losses/discriminator_loss"] = -log_d.mean()
             adversarial["population/discriminator_accuracy"] = accuracy  # 1 / A: no better than chance
-        advantages = compute_gae(learner_rewards, raw_values[:-1], next_values, dones[1:], args.gamma, args.gae_lambda)
+        advantages = compute_gae(onpolicy_rewards, raw_values[:-1], next_values, dones[1:], args.gamma, args.gae_lambda)
         returns = advantages + raw_values[:-1]
         explained_variance = 1 - advantages.var() / returns.var()
         if args.critic_n_step:
-            returns = n_step_returns(learner_rewards, next_values, dones[1:], args.gamma, args.critic_n_step)
+            returns = n_step_returns(onpolicy_rewards, next_values, dones[1:], args.gamma, args.critic_n_step)
         batch = {  # every entry (T or 1, N, ...): columns are dimension 1
             "obs": obs[:-1],
             "dones": dones[:-1],
@@ -523,7 +524,7 @@ def main(argv=None):
                 )
                 entropy = policy.entropy().sum(-1)  # (T, M)
                 ratio = (newlogprob - mb["logprobs"]).clamp(max=MAX_LOG_RATIO).exp()
-                if args.reverse_kl_coef:  # CPO Eq. 25
+                if args.reverse_kl_coef:  # CPO Eq. 25, with the follower's gradient through the advantage, as released
                     with torch.no_grad():
                         leader_ids = torch.full_like(mb["agent_ids"], LEADER)
                         leader_logprob = agent.get_action_and_value(
@@ -531,7 +532,7 @@ def main(argv=None):
                         )[1]
                     follows = (mb["agent_ids"] != LEADER) * (1 - mb["is_offpolicy"])
                     mb["advantages"] = mb["advantages"] - args.reverse_kl_coef * follows * (newlogprob - leader_logprob)
-                # SAPG Eq. 3: mu is 1 on-policy, where this is PPO's clip (Eq. 2)
+                # SAPG Eq. 3: mu is 1 on-policy (PPO's clip, Eq. 2), and off-policy too unless --off-policy-mu
                 clipped_ratio = ratio.clamp(mb["mu"] * (1 - args.clip_coef), mb["mu"] * (1 + args.clip_coef))
                 pg_loss = -torch.min(ratio * mb["advantages"], clipped_ratio * mb["advantages"])
                 v_loss = 0.5 * (newvalue - mb["returns"]) ** 2
@@ -552,7 +553,7 @@ def main(argv=None):
                     )[1]  # fmt: skip
                     awac_weight = (awac["advantages"][:, awac_columns] / args.awac_temperature).exp()
                     awac_terms = -awac_weight.clamp(max=MAX_AWAC_WEIGHT) * awac_logprob
-                    rows = harness.average(weight.sum())  # in units of SAPG's rows
+                    rows = harness.average(weight.sum())  # each imitated row counts as one of SAPG's
                     awac_loss = awac_terms.sum() / rows.clamp(min=1e-8)
                 total_loss = total_loss + args.awac_coef * awac_loss
                 optimizer.zero_grad()

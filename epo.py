@@ -18,7 +18,7 @@ from typing import Literal, Optional, Tuple
 
 import envs  # before torch: Isaac Gym must be imported first
 import harness
-from harness import LEADER, MAX_LOG_RATIO, hyperparameters
+from harness import LEADER, MAX_LOG_RATIO, hyperparameters  # agent 0; 20, so that ratios stay finite
 
 import torch
 import torch.nn as nn
@@ -54,7 +54,7 @@ class Args:
     wandb_project_name: str = "epo"
     """project of Weights & Biases"""
     capture_video: bool = False
-    """film the leader at every checkpoint but that of a stop, for TensorBoard (see evaluate.py)"""
+    """film the leader (PBT: the best) at every checkpoint but that of a stop, for TensorBoard (see evaluate.py)"""
     resume: Optional[str] = None
     """run folder or checkpoint file to resume, with its flags; a few may change, see docs/running.md"""
 
@@ -222,7 +222,7 @@ class Agent(nn.Module):
         """obs (T, N, D), dones (T, N): whether obs begins an episode (None: never), lstm_state (1, N, 2H) before it.
         agent_ids (1, N): whose latent each column is conditioned on.
 
-        Returns the MLPs' input (T, N, F) and the state (T, N, 2H) after each step; with gradients, each LSTM call.
+        Returns the MLPs' input (T, N, F) and the state after each step (T, N, 2H); with gradients, fewer (see cuts).
         """
         x = self.obs_rms.normalize(obs)
         x = torch.cat([x, self.latents[agent_ids].expand(len(x), -1, -1)], -1)  # SAPG 4.4
@@ -322,7 +322,7 @@ def offpolicy_batch(agent, batch, rewards, next_obs, terminated, columns, learne
     _, old_logprob, old_policy, values, states = agent.get_action_and_value(
         off["obs"], ids, off["dones"], off["lstm_state"], off["actions"]
     )
-    rows = next_obs[:, columns].flatten(0, 1)[None]  # (1, T C, D): each follows from its own state
+    rows = next_obs[:, columns].flatten(0, 1)[None]  # (1, T C, D): one step each, from the LSTM state before it
     next_values = agent.get_value(rows, ids.repeat(1, len(rewards)), None, states.flatten(0, 1)[None])
     next_values = agent.value_rms.denormalize(next_values.view(len(rewards), -1)) * ~terminated[:, columns]
     off["means"], off["logstds"] = old_policy.mean, agent.actor_logstd[ids]
@@ -377,7 +377,7 @@ def fitness_spread(fitness, floor):
 
 def generation_is_due(gap, scale, episodes, generation, args):
     """EPO Eq. 3: max - min > gamma * scale. episodes: per environment, since the last generation or the start."""
-    if gap.isnan() or generation == 0 and episodes < args.ga_warmup:
+    if gap.isnan() or (generation == 0 and episodes < args.ga_warmup):  # an unknown fitness, or the warm-up
         return False
     return episodes >= args.ga_interval if args.ga_interval else gap > args.ga_threshold * scale  # EPO Eq. 3
 
@@ -464,7 +464,7 @@ def main(argv=None):
         # ---------------------------------------------------------------- EPO: evolution
         agent_fitness, lineage, evolution = fitness.per_agent(), [], {}
         gap, scale = fitness_spread(agent_fitness, getattr(env, "fitness_floor", 1.0))
-        since = harness.average(fitness.episodes.mean())
+        since = harness.average(fitness.episodes.mean())  # episodes per environment since the last generation
         lineage_stats.complete(agent_fitness)
         if generation_is_due(gap, scale, since, lineage_stats.generation, args):
             lineage = genetic_algorithm_step(agent.latents, agent_fitness, optimizer, args)
@@ -547,7 +547,7 @@ def main(argv=None):
                 )
                 entropy = policy.entropy().sum(-1)  # (T, M)
                 ratio = (newlogprob - mb["logprobs"]).clamp(max=MAX_LOG_RATIO).exp()
-                # SAPG Eq. 3: mu is 1 on-policy, where this is PPO's clip (Eq. 2)
+                # SAPG Eq. 3: mu is 1 on-policy (PPO's clip, Eq. 2), and off-policy too unless --off-policy-mu
                 clipped_ratio = ratio.clamp(mb["mu"] * (1 - args.clip_coef), mb["mu"] * (1 + args.clip_coef))
                 pg_loss = -torch.min(ratio * mb["advantages"], clipped_ratio * mb["advantages"])
                 v_loss = 0.5 * (newvalue - mb["returns"]) ** 2

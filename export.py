@@ -29,7 +29,7 @@ class Args:
 
 
 class MeanPolicy(torch.nn.Module):
-    """The mean action of one agent (id), clamped to [-1, 1]; normaliser and latent are part of it."""
+    """The mean action of one agent (id), clamped to [-1, 1], none drawn; normaliser and latent are part of it."""
 
     def __init__(self, agent, k):
         super().__init__()
@@ -38,8 +38,7 @@ class MeanPolicy(torch.nn.Module):
     def forward(self, obs, lstm_state):
         """obs (B, D), lstm_state (B, 2H) after the previous step -> action (B, U), lstm_state (B, 2H)."""
         player = Player(self.agent, torch.full((len(obs),), self.k), deterministic=True)
-        action = torch.zeros(())  # given, none is drawn
-        outputs = self.agent.get_action_and_value(obs[None], *player.ids, None, lstm_state[None], action)
+        outputs = self.agent.get_action_and_value(obs[None], *player.ids, None, lstm_state[None], torch.zeros(()))
         return self.agent.best_action(outputs[2])[0].clamp(-1.0, 1.0), outputs[4][0]
 
 
@@ -48,6 +47,7 @@ class MeanPolicyWithoutMemory(MeanPolicy):
         return super().forward(obs, torch.zeros(len(obs), 0))[0]
 
 
+@torch.no_grad()  # as in evaluations: with gradients --bf16 would go into the file
 def export_onnx(path, saved, agent, k, env):
     """Write agent k's policy as ONNX: obs -> action, with an LSTM obs, lstm_state -> action, next_lstm_state.
 

@@ -17,7 +17,7 @@ from typing import Optional, Tuple
 
 import envs  # before torch: Isaac Gym must be imported first
 import harness
-from harness import MAX_LOG_RATIO, hyperparameters
+from harness import MAX_LOG_RATIO, hyperparameters  # 20, so that ratios stay finite
 
 import torch
 import torch.nn as nn
@@ -55,7 +55,7 @@ class Args:
     wandb_project_name: str = "epo"
     """project of Weights & Biases"""
     capture_video: bool = False
-    """film the leader at every checkpoint but that of a stop, for TensorBoard (see evaluate.py)"""
+    """film the leader (PBT: the best) at every checkpoint but that of a stop, for TensorBoard (see evaluate.py)"""
     resume: Optional[str] = None
     """run folder or checkpoint file to resume, with its flags; a few may change, see docs/running.md"""
 
@@ -185,7 +185,7 @@ class Network(nn.Module):
     def encode(self, obs, dones, lstm_state):
         """obs (T, N, D), dones (T, N): whether obs begins an episode (None: never), lstm_state (1, N, 2H) before it.
 
-        Returns the MLPs' input (T, N, F) and the state (T, N, 2H) after each step; with gradients, each LSTM call.
+        Returns the MLPs' input (T, N, F) and the state after each step (T, N, 2H); with gradients, fewer (see cuts).
         """
         x = self.obs_rms.normalize(obs)
         if not self.state_size:
@@ -398,8 +398,8 @@ def main(argv=None):
         update_start = time.perf_counter()
         raw_values = agent.value_rms.denormalize(values)
         next_values = torch.where(dones[1:], agent.value_rms.denormalize(final_values), raw_values[1:]) * ~terminated
-        columns = (x.chunk(A, 1) for x in (rewards, raw_values[:-1], next_values, dones[1:]))
-        parts = list(zip(optimizer.param_groups, *columns))  # PBT: of each agent
+        blocks = (x.chunk(A, 1) for x in (rewards, raw_values[:-1], next_values, dones[1:]))
+        parts = list(zip(optimizer.param_groups, *blocks))  # PBT: each agent's hyperparameters and its block of each
         advantages = torch.cat([compute_gae(*x, own["gamma"], own["gae_lambda"]) for own, *x in parts], 1)
         returns = advantages + raw_values[:-1]
         explained_variance = 1 - advantages.var() / returns.var()

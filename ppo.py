@@ -16,7 +16,7 @@ from typing import Optional, Tuple
 
 import envs  # before torch: Isaac Gym must be imported first
 import harness
-from harness import MAX_LOG_RATIO, hyperparameters
+from harness import MAX_LOG_RATIO, hyperparameters  # 20, so that ratios stay finite
 
 import torch
 import torch.nn as nn
@@ -52,7 +52,7 @@ class Args:
     wandb_project_name: str = "epo"
     """project of Weights & Biases"""
     capture_video: bool = False
-    """film the leader at every checkpoint but that of a stop, for TensorBoard (see evaluate.py)"""
+    """film the leader (PBT: the best) at every checkpoint but that of a stop, for TensorBoard (see evaluate.py)"""
     resume: Optional[str] = None
     """run folder or checkpoint file to resume, with its flags; a few may change, see docs/running.md"""
 
@@ -172,7 +172,7 @@ class Agent(nn.Module):
     def encode(self, obs, dones, lstm_state):
         """obs (T, N, D), dones (T, N): whether obs begins an episode (None: never), lstm_state (1, N, 2H) before it.
 
-        Returns the MLPs' input (T, N, F) and the state (T, N, 2H) after each step; with gradients, each LSTM call.
+        Returns the MLPs' input (T, N, F) and the state after each step (T, N, 2H); with gradients, fewer (see cuts).
         """
         x = self.obs_rms.normalize(obs)
         if not self.state_size:

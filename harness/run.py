@@ -29,9 +29,9 @@ class Run:
     """One training run: its folder, log, checkpoints and stop signals.
 
     state: name -> a tensor, restored in place, or an object with state_dict and load_state_dict; --resume restores
-    nothing else. Where an environment cannot restore its episodes, the tensors stay as they are: they belong to these.
-    saved: the checkpoint to resume, or None. Attributes: iteration, global_step (environment steps), stopping (the
-    number of the signal that ends the run, or 0). Of several processes rank 0 alone writes.
+    nothing else. Where episodes begin anew tensors are not restored, nor, with another number of processes, modules
+    without parameters. saved: the checkpoint to resume, or None. Attributes: iteration, global_step (environment
+    steps), stopping (the number of the signal that ends the run, or 0). Of several processes rank 0 alone writes.
     """
 
     def __init__(self, args, state, saved=None):
@@ -109,10 +109,10 @@ class Run:
             raise FloatingPointError(f"iteration {iteration}: {first} not finite; the last checkpoint is from before")
 
     def checkpoint(self, iteration, global_step):
-        """Save every --checkpoint-interval minutes, at the end, and when a signal has come."""
+        """Save every --checkpoint-interval minutes, at the end, and when a signal has come to any process."""
         minutes, interval = (time.monotonic() - self.saved_time) / 60.0, self.args.checkpoint_interval or math.inf
-        # of any process; a signal that comes after this waits for the next iteration
-        self.stopping, due = distributed.of_each(torch.tensor([self.signum, minutes >= interval])).amax(0).tolist()
+        signum = self.signum if iteration < self.args.num_iterations else 0  # at the end there is nothing to stop
+        self.stopping, due = distributed.of_each(torch.tensor([signum, minutes >= interval])).amax(0).tolist()
         if not (due or self.stopping or iteration == self.args.num_iterations):
             return
         own = {name: value for name, value in self.state.items() if not distributed.is_shared(value)}

@@ -22,7 +22,7 @@ from tests.scripts.conftest import ROOT, make_best, refused
 
 POPULATION = "--num-agents 4 --latent-dim 5"
 OWN = {ppo: "", sapg: POPULATION, cpo: POPULATION, epo: POPULATION, pbt: "--num-agents 4"}
-NETWORKS = {"mlp": "--no-lstm --hidden-sizes 16", "lstm": "--lstm --lstm-size 8 --hidden-sizes 16"}
+NETWORKS = {"mlp": "--no-lstm --hidden-sizes 16 --bf16", "lstm": "--lstm --lstm-size 8 --hidden-sizes 16"}
 POLICIES = sorted(ROOT.glob("policies/*/policy.pt"))
 every_policy = pytest.mark.parametrize("path", POLICIES, ids=lambda path: path.parent.name)
 
@@ -58,7 +58,7 @@ def test_the_file_acts_as_the_network(script, network, capsys):
     player = evaluate.Player(agent, torch.full((1000,), k), deterministic=True)
     player.dones = torch.zeros_like(player.dones)
     state = np.zeros((1000, agent.state_size), np.float32)
-    for _ in range(3):  # memory goes out and comes in again
+    for _ in range(3):  # memory goes out and comes in again; float32 also after --bf16
         obs = 3.0 * torch.randn(1000, 9, generator=generator)
         expected = player.act(obs).clamp(-1.0, 1.0).numpy()
         inputs = {"obs": obs.numpy(), **({"lstm_state": state} if network == "lstm" else {})}
