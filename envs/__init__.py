@@ -139,13 +139,13 @@ def check_versions():
 def make(env_id, num_envs, device="cpu", seed=1, engine="auto", training=False):
     """Makes `num_envs` copies of a task on `device`. Raises ValueError for an unknown id or engine.
 
-    training: whether episodes begin as in training, where first episodes are staggered (see `VectorEnv.reset`) and a
-    task may have starts of its own. Isaac Gym and classes that are no VectorEnv ignore it.
+    training: whether first episodes are staggered (see `VectorEnv.reset`; Isaac Gym: not), a curriculum moves on, and
+    a task may have starts and ends of its own. Classes that are no VectorEnv ignore it.
     """
     engine = find_engine(engine, env_id, device)
     prefix, _, name = env_id.partition(":")
     if engine == "isaacgym":
-        return isaacgym.IsaacGym(env_id, num_envs, device, seed)
+        return isaacgym.IsaacGym(env_id, num_envs, device, seed, training)
     if prefix in ADAPTERS:
         env = find_adapter(prefix)(name, num_envs, device, seed)
     else:

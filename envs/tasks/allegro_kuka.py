@@ -20,14 +20,14 @@ from envs.tasks.clearance import Clearance
 
 NUM_ARM, JOINTS_PER_ROBOT, FINGERS = 7, 23, 4
 OBJECT = -1  # its index in the engine's bodies; the palms come first, then the fingertips, robot by robot
-ARM_SPEED = 10.0  # 1/s: an action of 1 moves an arm target by 10 * 0.01667 rad per step
+ARM_SPEED = 10.0  # rad/s: an action of 1 moves an arm target by 10 * 0.01667 rad per step
 RESET_NOISE = 0.1  # weight of a uniform sample in a start pose
 RESET_VELOCITY = 0.5  # rad/s
 
 START_RANGE = (0.1, 0.1, 0.02)  # of the object's centre about scene.OBJECT_START
 TABLE_MARGIN = 0.02  # m, from there to the table's edges at least
 START_CLEARANCE = 0.005  # m, of the object from table and robot
-DRAWS = (1, 0), (7, 16)  # of a start that is clear of the robot, first and where need be: about there, on all the table
+DRAWS = (1, 0), (7, 16)  # starts drawn in START_RANGE and on the whole table: at first, and where that one touches
 FALL_HEIGHT = 0.1  # m: below it the object is lost
 GOAL_LOW, GOAL_HIGH = (-0.4, 0.0, 0.68), (0.4, 0.35, 1.05)
 KEYPOINT_SCALE = 1.5
@@ -452,7 +452,7 @@ class AllegroKukaBase(VectorEnv):
     # ---------------------------------------------------------------- score, log
 
     def objective(self):
-        return self.successes.clone()
+        return self.successes
 
     def record_metrics(self, fingertip_distance):
         span = TOLERANCE_START - self.tolerance_target or 1.0  # 1.0 if there is no curriculum

@@ -70,10 +70,10 @@ class HeldStarts:
         self.target_step = self.tensor([ARM_SPEED * scene.CONTROL_PERIOD] * NUM_ARM + hand_step)  # rad
 
     def reset(self):
-        obs = super().reset()
+        super().reset()
         if self.training:  # goals' time ends earlier
             self.episode_step.mul_(PATIENCE).div_(self.max_episode_steps, rounding_mode="floor")
-        return obs
+        return self.observe()
 
     def advance(self, action):
         if self.training and not self.searched:  # not in reset: a resumed run has its states by now

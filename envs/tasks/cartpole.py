@@ -11,10 +11,13 @@ from envs.models import cartpole as robot
 MAX_POSITION = 3.0  # m, of the cart
 MAX_ANGLE = 0.5 * math.pi  # rad, of the pole
 MAX_POLE_SPEED = 8.0  # rad/s, the original's limit; MuJoCo has none
+OBS_LIMIT = 5.0
 
 
 class Cartpole(VectorEnv):
-    """Observation (4): cart position (m) and velocity, pole angle (rad) and velocity. Action (1): force / 400 N.
+    """Observation (4), clamped to +-5: cart position (m) and velocity, pole angle (rad) and velocity.
+
+    Action (1): force / 400 N.
 
     Reward 1 - angle^2 - 0.01 |cart velocity| - 0.005 |pole velocity|; leaving |position| <= 3 or |angle| <= pi/2
     terminates with -2. Objective: the return.
@@ -35,7 +38,7 @@ class Cartpole(VectorEnv):
         qpos, qvel = self.engine.qpos, self.engine.qvel
         capped = torch.stack([qvel[:, 0], qvel[:, 1].clamp(-MAX_POLE_SPEED, MAX_POLE_SPEED)], 1)
         self.engine.set_state((capped != qvel).any(1) & ~self.engine.broken, qpos, capped)
-        position, velocity, angle, angular_velocity = self.observe().unbind(1)
+        (position, angle), (velocity, angular_velocity) = self.engine.qpos.unbind(1), self.engine.qvel.unbind(1)
         terminated = (position.abs() > MAX_POSITION) | (angle.abs() > MAX_ANGLE)
         reward = 1.0 - angle.square() - 0.01 * velocity.abs() - 0.005 * angular_velocity.abs()
         reward = torch.where(terminated, torch.full_like(reward, -2.0), reward)
@@ -45,7 +48,7 @@ class Cartpole(VectorEnv):
 
     def observe(self):
         qpos, qvel = self.engine.qpos, self.engine.qvel
-        return torch.stack([qpos[:, 0], qvel[:, 0], qpos[:, 1], qvel[:, 1]], 1)
+        return torch.stack([qpos[:, 0], qvel[:, 0], qpos[:, 1], qvel[:, 1]], 1).clamp(-OBS_LIMIT, OBS_LIMIT)
 
     def metrics(self):
         return {"nan_worlds": self.nan_worlds}

@@ -207,7 +207,7 @@ class FrankaCubeBase(VectorEnv):
     # ---------------------------------------------------------------- score, log
 
     def objective(self):
-        return self.success.clone()
+        return self.success
 
     def metrics(self):
         metrics = {"success_rate": self.finished_success.mean(), "nan_worlds": self.nan_worlds.clone()}

@@ -86,7 +86,7 @@ class Grasp(VectorEnv):
         ], 1)  # fmt: skip
 
     def objective(self):
-        return self.successes.clone()
+        return self.successes
 
     def render(self, index):
         """The scene from the front. Above: a bar for each finger, with its range for a grasp, and a dot per success."""

@@ -112,7 +112,7 @@ class InHandBase(VectorEnv):
     def advance(self, action):
         target = self.target_lower + (action + 1.0) * (self.target_upper - self.target_lower) / 2.0
         self.engine.step(target)
-        self.last_action = action.clone()
+        self.last_action = action
         distance = (self.engine.body_pos[:, CUBE] - self.goal_pos).norm(dim=1)
         rotation = angle(self.relative_rotation())
         terms = reward_terms(distance, rotation, action)
@@ -195,7 +195,7 @@ class InHandBase(VectorEnv):
     # ---------------------------------------------------------------- score, log
 
     def objective(self):
-        return self.successes.clone()
+        return self.successes
 
     def record_metrics(self, finished):
         newest = (self.finished_successes * finished).sum() / finished.sum().clamp(min=1)

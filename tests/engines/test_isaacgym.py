@@ -41,9 +41,9 @@ def install(tmp_path_factory, monkeypatch):
     sys.modules.pop("isaacgymenvs", None)
 
 
-def started(env_id, num_envs=4, seed=1):
+def started(env_id, num_envs=4, seed=1, training=False):
     isaacgym.simulation.clear()  # as if in a new process
-    env = envs.make(env_id, num_envs, "cpu", seed, "isaacgym")
+    env = envs.make(env_id, num_envs, "cpu", seed, "isaacgym", training)
     return env, env.reset()
 
 
@@ -155,16 +155,17 @@ def test_anymals_second_flag_is_no_episode(install):
     assert env.episode_length.item() == 1
 
 
-def test_a_success_goes_on(install):
+@pytest.mark.parametrize("training, factor", [(True, 0.9), (False, 1.0)])
+def test_a_success_goes_on_and_in_training_tightens_the_tolerance(training, factor, install):
     install({"AllegroKuka": {"episodeLength": 8}})
-    env, _ = started("AllegroKukaReorientation", 1)
+    env, _ = started("AllegroKukaReorientation", 1, training=training)
     steps = play(env, [[1.0]] * 4 + [[0.0]] * 7)  # x = 1 is the first goal, -1 the second
     obs, reward, terminated, truncated, info = steps[3]
     assert reward.item() == 1.0 + 1.0 + 250.0 and not terminated and not truncated
     assert torch.equal(obs, info["final_obs"]) and seen(obs)[0] == [1.0, 4.0, 1.0]
     assert [step[3].item() for step in steps] == [False] * 10 + [True]  # 7 steps after the success
     assert steps[10][4]["episode"]["length"].item() == 11.0 and steps[10][4]["episode"]["objective"].item() == 1.0
-    assert not steps[10][0].any() and env.tolerance == 0.9 * 0.075
+    assert not steps[10][0].any() and env.tolerance == factor * 0.075
     play(env, [[0.0]])
     assert env.objective().item() == 0.0  # counted per episode
 
@@ -185,8 +186,7 @@ def test_a_fall_in_the_last_step_counts_as_a_time_out(install):
 
 def test_a_stacked_cube_is_a_success(install):
     install({"FrankaCubeStack": {"episodeLength": 80}})
-    env, _ = started("FrankaCubeStack", 2)
-    info = play(env, [[1.0, 0.0]] * 80)[-1][4]  # last rewards 1 + 0.25 * 79 and 1
+    info = play(started("FrankaCubeStack", 2)[0], [[1.0, 0.0]] * 80)[-1][4]  # last rewards 1 + 0.25 * 79 and 1
     assert info["episode"]["done"].all() and info["episode"]["objective"].tolist() == [1.0, 0.0]
 
 

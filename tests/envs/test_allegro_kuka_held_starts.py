@@ -46,7 +46,7 @@ def test_the_first_step_searches_and_is_the_same_without_a_search():
 
 def test_most_objects_have_held_states_and_the_first_time_limits_are_spread():
     env, _ = make()
-    env.reset()
+    assert torch.equal(env.reset(), env.observe())  # which sees the clock
     assert env.episode_step.max() < PATIENCE and len(env.episode_step.unique()) == 24 and env.shortened.sum() == 23
     assert env.held_count.any(0).all() and env.held_count.any(1).float().mean() > 0.8 and env.held_count.max() <= 4
 
