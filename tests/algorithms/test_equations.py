@@ -354,13 +354,6 @@ def test_cpo_eq_2_4_leader(train):
     assert len(set(drawn)) > 1
 
 
-def test_cpo_eq_3_4_followers(train):
-    """CPO Eq. 3 with the ratio of Eq. 4: PPO's clip on each follower's own data; no imitation. cpo.py: main()."""
-    run = play(train, cpo, f"{CPO_ONE_BATCH} --awac-coef 0")
-    eps, followers = run.args.clip_coef, [1, 2, 3]
-    assert_gradients(run, lambda rows: -sum(surrogate_of(rows, i, eps) for i in followers) / GROUPS, agents=followers)
-
-
 def test_cpo_eq_5_effective_sample_size():
     """CPO Eq. 5: ESS = 1 / sum of w~^2, w~ = w / sum of w; as Table 2 divided by the number of samples.
 
@@ -584,6 +577,31 @@ def test_epo_eq_3_and_when_a_generation_is_due(fitness, episodes, generation, fl
     assert bool(epo.generation_is_due(gap, median, torch.tensor(episodes), generation, args)) == due
 
 
+def fitness_and_lineage(run):
+    """Iteration by iteration, before its rollout: fitness of each agent, NaN while not known, episodes per environment
+    since the last generation, and the new generation.
+
+    Fitness is the mean over the agent's environments, of their latest episode that began after the last generation;
+    known once nine in ten have one.
+    """
+    args, lineages = run.args, {generation.iteration: generation.lineage for generation in run.generations}
+    n = args.num_envs // args.num_agents
+    score, whole, episodes = [None] * args.num_envs, [True] * args.num_envs, 0.0  # whole: began after the generation
+    for k in range(args.num_iterations):
+        scores = [[x for x in score[i * n :][:n] if x is not None] for i in range(args.num_agents)]
+        lineage = lineages.get(k, [])
+        yield [mean(own) if len(own) >= 0.9 * n else math.nan for own in scores], episodes, lineage
+        if lineage:
+            last = run.steps[k * args.num_steps - 1]
+            score, whole, episodes = [None] * args.num_envs, (last.terminated | last.truncated).tolist(), 0.0
+        for step in run.steps[k * args.num_steps :][: args.num_steps]:
+            for e in step.counts.nonzero().flatten().tolist():  # shortened episodes do not
+                score[e] = step.objective[e].item() if whole[e] else score[e]
+                episodes += whole[e] / args.num_envs
+            for e in (step.terminated | step.truncated).nonzero().flatten().tolist():
+                whole[e] = True
+
+
 @pytest.mark.parametrize("flags", [
     "--ga-threshold 0",  # as soon as the children have been judged
     "--ga-threshold 0.2",
@@ -603,30 +621,18 @@ def test_epo_algorithm_1_lines_8_to_11_when_a_generation_comes(train, flags):
     args = run.args
     assert bool(run.generations) == (args.ga_threshold < 1 or args.ga_interval > 0)
     happened = {generation.iteration: generation for generation in run.generations}
-    N, n = args.num_envs, args.num_envs // args.num_agents
-    score, judged, episodes = [None] * N, [True] * N, 0.0  # judged: the running episode began after the generation
-    for iteration in range(args.num_iterations):
-        scores = [[x for x in score[k * n : (k + 1) * n] if x is not None] for k in range(args.num_agents)]
+    for iteration, (fitness, episodes, _) in enumerate(fitness_and_lineage(run)):
+        followers = fitness[1:]
         warm = episodes >= args.ga_warmup or any(i < iteration for i in happened)
-        fires = warm and all(len(x) >= 0.9 * n for x in scores[1:])
+        fires = warm and not any(map(math.isnan, followers))
         if fires and args.ga_interval:
             fires = episodes >= args.ga_interval
         elif fires:
-            fitness = [mean(x) for x in scores[1:]]
-            unit = max(abs(statistics.median(fitness)), 0.01)  # Drift's floor
-            fires = max(fitness) - min(fitness) > args.ga_threshold * unit  # EPO Eq. 3
+            unit = max(abs(statistics.median(followers)), 0.01)  # Drift's floor
+            fires = max(followers) - min(followers) > args.ga_threshold * unit  # EPO Eq. 3
         assert fires == (iteration in happened)
         if fires:
-            for k in range(1, args.num_agents):
-                assert happened[iteration].fitness[k] == pytest.approx(mean(scores[k]), abs=1e-5)
-            last = run.steps[iteration * args.num_steps - 1]
-            score, judged, episodes = [None] * N, (last.terminated | last.truncated).tolist(), 0.0
-        for step in run.steps[iteration * args.num_steps :][: args.num_steps]:
-            for e in step.counts.nonzero().flatten().tolist():  # shortened episodes do not
-                score[e] = step.objective[e].item() if judged[e] else score[e]
-                episodes += judged[e] / N
-            for e in (step.terminated | step.truncated).nonzero().flatten().tolist():
-                judged[e] = True
+            assert happened[iteration].fitness[1:].tolist() == pytest.approx(followers, abs=1e-5)
 
 
 FITNESS = fitness_of(-100, 3, 1, 5, 2, 4)  # the leader is the worst; with 3 elites: 3, 5, 1, to replace: 4, 2
@@ -745,11 +751,3 @@ def test_adam_state_of_a_child():
     for key in ("exp_avg", "exp_avg_sq"):
         assert torch.equal(state[key][kept], run.state[key][kept])
     assert torch.equal(state["step"], run.state["step"])
-
-
-def test_latents_train_on_after_a_generation():
-    run = evolve(mutation_std=0.1)
-    assert run.optimizer.param_groups[0]["params"][0] is run.latents
-    run.latents.grad = torch.ones_like(run.latents)
-    run.optimizer.step()
-    assert (run.latents[[2, 4]] < run.after[[2, 4]]).all()

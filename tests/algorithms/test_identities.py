@@ -73,12 +73,6 @@ def test_without_its_own_terms_it_is_sapg(train, task, flags, network, script, w
     assert same(parent, child) and log_alike(parent, child)
 
 
-@pytest.mark.parametrize("term", ["--awac-coef 0.1", "--reverse-kl-coef 0.1", "--adversarial-coef 0.1"])
-def test_each_term_of_cpo_does_something(train, term):
-    plain = f"{TINY_POPULATION} --discriminator-sizes 8 --awac-coef 0"
-    assert not same(train(cpo, plain), train(cpo, f"{plain} {term}"))
-
-
 def test_imitation_takes_no_further_gradient_steps_and_no_more_memory_with_more_agents(train, monkeypatch):
     steps, widest, relabel = [], {}, cpo.offpolicy_batch
     for num_agents in (4, 12):
@@ -98,11 +92,6 @@ def test_looking_at_the_population_changes_nothing(train, script):
     flags = f"{TINY_POPULATION} --num-agents 12"  # more than the KL matrix shows
     looking = train(script, f"{flags} --diagnostics-interval 1")
     assert same(looking, train(script, f"{flags} --diagnostics-interval 0"))
-
-
-def test_epo_with_generations_is_not_sapg(train):
-    run = train(epo, f"{TINY_POPULATION} --ga-threshold 0")
-    assert run.generations and not same(train(sapg, TINY_POPULATION), run)
 
 
 @every_script

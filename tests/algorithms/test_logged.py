@@ -1,7 +1,7 @@
 """The numbers of the log, recomputed from what a recorded run did, as docs/algorithms.md defines them.
 
 Small runs in double precision; rows: reference_loss.py. Elsewhere: the instruments on cases known by hand
-(test_diagnostics.py), explained variance (test_learner.py), which keys there are (tests/scripts/test_scripts.py).
+(test_math.py), explained variance (test_learner.py), which keys there are (tests/scripts/test_scripts.py).
 """
 
 import math
@@ -18,7 +18,9 @@ import sapg
 from tests.algorithms.reference_loss import (
     evaluate, gaussian_kl, learning_data, minibatch_rows, network, owner, play, windows,
 )  # fmt: skip
-from tests.algorithms.test_equations import LEADER, clip, clipped_surrogate, critic_error, entropy, mean
+from tests.algorithms.test_equations import (
+    LEADER, clip, clipped_surrogate, critic_error, entropy, fitness_and_lineage, mean,
+)  # fmt: skip
 from tests.conftest import TINY_POPULATION, every_population, every_script
 
 pytestmark = pytest.mark.usefixtures("float64")
@@ -295,33 +297,10 @@ EVOLUTION = f"{TINY_POPULATION} --num-agents 6 --num-elites 2 --ga-threshold 0.4
 EVOLUTION += " --total-timesteps 2592"  # 12 iterations
 
 
-def fitness_and_lineage(run):
-    """Iteration by iteration, before its rollout: fitness of each agent, NaN while not known, and the new generation.
-
-    Fitness is the mean over the agent's environments, of their latest episode that began after the last generation;
-    known once nine in ten have one.
-    """
-    args, lineages = run.args, {generation.iteration: generation.lineage for generation in run.generations}
-    n = args.num_envs // args.num_agents
-    score, whole = [None] * args.num_envs, [True] * args.num_envs  # whole: the running episode began after it
-    for k in range(args.num_iterations):
-        scores = [[x for x in score[i * n :][:n] if x is not None] for i in range(args.num_agents)]
-        lineage = lineages.get(k, [])
-        yield [mean(own) if len(own) >= 0.9 * n else math.nan for own in scores], lineage
-        if lineage:
-            last = run.steps[k * args.num_steps - 1]
-            score, whole = [None] * args.num_envs, (last.terminated | last.truncated).tolist()
-        for step in run.steps[k * args.num_steps :][: args.num_steps]:
-            for e in step.counts.nonzero().flatten().tolist():
-                score[e] = step.objective[e].item() if whole[e] else score[e]
-            for e in (step.terminated | step.truncated).nonzero().flatten().tolist():
-                whole[e] = True
-
-
 def test_evolution_both_sides_of_eq_3_and_what_came_of_it(train):
     run = train(epo, EVOLUTION)
     met, leads, generation = set(), False, 0  # leads: the leader is fitter than all followers, which counts for nothing
-    for log, (fitness, lineage) in zip(run.logged, fitness_and_lineage(run)):
+    for log, (fitness, _, lineage) in zip(run.logged, fitness_and_lineage(run)):
         followers = fitness[1:]
         known = not any(map(math.isnan, followers))
         met.add((known, bool(lineage)))
@@ -340,7 +319,7 @@ def test_evolution_what_becomes_of_the_children(train):
     """Share fitter than whom they replaced, and correlation with their parents; each when next judged."""
     run = train(epo, EVOLUTION)
     pending, judged = {}, []  # child -> (whom it replaced, parents); (child, whom it replaced, parents)
-    for log, (fitness, lineage) in zip(run.logged, fitness_and_lineage(run)):
+    for log, (fitness, _, lineage) in zip(run.logged, fitness_and_lineage(run)):
         relative = [x - mean(fitness[1:]) for x in fitness]
         if not math.isnan(relative[1]):
             judged += [(relative[child], *before) for child, before in pending.items()]

@@ -19,7 +19,7 @@ from tests.conftest import DRIFT, FLAGS, TINY, TINY_POPULATION, every_population
 @every_script
 @pytest.mark.parametrize("network", ["", "--lstm", "--separate-critic"], ids=["mlp", "lstm", "separate-critic"])
 def test_what_a_network_begins_with(script, network):
-    """PyTorch's weights without bias, as released; noise of 1; latents from N(0, 1)."""
+    """PyTorch's weights without bias, as released; noise of --init-std; latents from N(0, 1)."""
     torch.manual_seed(0)
     args = parse(script, network if script is ppo else f"{network} --num-agents 4 --num-envs 16 --latent-dim 1000")
     agent = script.Agent(3, 2, args)
@@ -29,6 +29,8 @@ def test_what_a_network_begins_with(script, network):
         most = 1 / math.sqrt(layer.in_features)  # uniform within
         assert 0.8 * most < layer.weight.abs().max() <= most and (layer.bias == 0).all()
     assert (agent.actor_logstd.exp() == 1).all()
+    args.init_std = 0.4
+    torch.testing.assert_close(script.Agent(3, 2, args).actor_logstd.exp(), torch.full_like(agent.actor_logstd, 0.4))
     if script is not ppo:
         assert agent.latents.shape == (4, 1000)
         assert abs(agent.latents.mean()) < 0.08 and abs(agent.latents.std() - 1) < 0.06  # 5 standard deviations
@@ -270,6 +272,22 @@ def test_luck_alone_does_not_tell_a_child_from_the_other_followers():
     assert replaced_again / 100 < 1 / num_agents + 3.0 * math.sqrt(1 / num_agents * (1 - 1 / num_agents) / 100)
 
 
+def test_lineage_counts_from_the_followers_mean():
+    stats = epo.harness.LineageStats()
+    generation, *others = stats.scalars().values()
+    assert generation == 0 and all(map(math.isnan, others))
+    before = torch.tensor([100.0, 1.0, 2.0, 3.0, 6.0])  # followers' mean 3
+    text = stats.record([(1, 3, 4), (2, 4, 3)], before)
+    assert text == "1: 1 <- 3, 4; 2 <- 4, 3; fitness 100 1 2 3 6" and sorted(stats.pending) == [1, 2]
+    stats.complete(before + torch.tensor([0.0, 12.0, 10.0, math.nan, 8.0]))  # not known yet
+    assert not stats.completed and stats.pending
+    stats.complete(before + torch.tensor([0.0, 12.0, 10.0, 10.0, 8.0]))  # 13, 12, 13, 14: mean 13
+    assert stats.completed == [(0.0, -2.0, 1.5), (-1.0, -1.0, 1.5)] and not stats.pending
+    scalars = stats.scalars()
+    assert scalars["evolution/child_success"] == 0.5  # the second did no better than whom it replaced
+    assert math.isnan(scalars["evolution/heritability"]) and stats.generation == 1
+
+
 # ---------------------------------------------------------------- the papers' tables
 
 
@@ -296,6 +314,22 @@ def test_allegro_kuka_has_the_papers_hyperparameters(script, task):
         assert args.aggregation == ("one-follower" if script is cpo else "leader-follower")
     if script is epo:
         assert (args.ga_threshold, args.crossover, args.num_elites) == (0.3, "average", None)  # None: K - 2
+
+
+@pytest.mark.parametrize("task, row", [
+    ("ShadowHand", (0.001, 0.2, 0.01, 0.005, 0.2, 5e-4, 0.016, 5, 8)),
+    ("AllegroHand", (0.0005, 0.1, 0.001, 0.0, 0.2, 5e-4, 0.016, 5, 8)),
+    ("AllegroKukaRegrasping", (0.001, 0.2, 0.0, 0.0, 0.1, 1e-4, 0.016, 2, 16)),
+    ("AllegroKukaThrow", (0.001, 0.1, 0.0, 0.0, 0.1, 1e-4, 0.016, 2, 16)),
+    ("AllegroKukaReorientation", (0.001, 0.2, 0.0, 0.005, 0.1, 1e-4, 0.016, 2, 16)),
+    ("FrankaCubeStack", (0.0005, 0.1, 0.0, 0.005, 0.2, 5e-4, 0.008, 8, 16)),
+    ("Humanoid", (0.001, 0.2, 0.0, 0.002, 0.2, 5e-4, 0.008, 5, 8)),
+    ("Anymal", (0.001, 0.2, 0.0, 0.002, 0.2, 3e-4, 0.008, 5, 8)),
+])  # fmt: skip
+def test_cpos_tables_3_to_6(task, row):
+    args = gpu_args(cpo, task)
+    own = (args.awac_coef, args.awac_temperature, args.adversarial_coef, 2 * args.max_ent_coef, args.clip_coef)
+    assert (*own, args.learning_rate, args.kl_threshold, args.update_epochs, args.num_steps) == row
 
 
 @pytest.mark.parametrize("env_id", ["Anymal", "Humanoid"])

@@ -16,8 +16,9 @@ every_task = pytest.mark.parametrize("env_id", TASKS)
 @every_task
 def test_control_period(env_id):
     """Sizes: tests/repository/test_repository.py, against the documents' table."""
-    engine = envs.make(env_id, 2).engine
-    assert engine.substeps * engine.timestep == pytest.approx(PERIOD.get(env_id, 0.01667))
+    env, period = envs.make(env_id, 2), PERIOD.get(env_id, 0.01667)
+    assert env.engine.substeps * env.engine.timestep == pytest.approx(period)
+    assert 1 / env.frame_rate == pytest.approx(period, rel=0.01)  # of films, and in exported files
 
 
 @every_task

@@ -167,7 +167,8 @@ def test_what_is_no_checkpoint_is_refused_and_runs_no_code(damage, reason, capsy
 
 @pytest.mark.parametrize("flags, name", [
     ("--env-id Cartpole", "--env-id Cartpole"), ("--hidden-sizes 32", "--hidden-sizes (32,)"),
-    ("--total-timesteps 1024", "--total-timesteps 1024"),
+    ("--total-timesteps 1024", "--total-timesteps 1024"), ("--learning-rate 1e-5", "--learning-rate 1e-05"),
+    ("--gamma 0.5", "--gamma 0.5"), ("--seed 2", "--seed 2"),
 ])  # fmt: skip
 def test_flags_that_contradict_the_checkpoint_are_refused(flags, name, capsys):
     train(ppo, command(ppo, iterations=2))
@@ -237,6 +238,11 @@ def test_a_gradient_that_is_not_finite_stops_the_run(monkeypatch):
     monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", lambda *_: torch.tensor(float("inf")))
     with pytest.raises(FloatingPointError, match="^iteration 1: losses/grad_norm not finite"):
         train(ppo, command(ppo))
+
+
+def test_rewards_too_small_to_learn_from_are_named(capsys):
+    train(ppo, f"{command(ppo)} --reward-scale 1e-4")
+    assert "too small to learn from" in capsys.readouterr().err
 
 
 @pytest.mark.mujoco_cpu

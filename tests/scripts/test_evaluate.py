@@ -130,6 +130,35 @@ class Counting(VectorEnv):
         return torch.zeros(self.num_envs, 1)
 
 
+class Uneven(Counting):
+    """First episodes of 2, 4 and 6 steps, others of one; 0.5 per step, objectives of 0, 10 and 20."""
+
+    max_episode_steps = 100
+
+    def __init__(self, num_envs, device, seed):
+        super().__init__(num_envs, device, seed)
+        self.number = torch.arange(num_envs)
+        self.begun = torch.zeros(num_envs)
+
+    def reset_where(self, mask):
+        self.begun += mask
+
+    def advance(self, action):
+        ends = self.episode_step >= torch.where(self.begun == 1, 2 * self.number + 2, 1)
+        return torch.full((self.num_envs,), 0.5), ends, torch.zeros_like(ends)
+
+    def objective(self):
+        return 10.0 * self.number
+
+
+def test_scores_are_those_of_first_episodes(capsys):
+    run = train(ppo, f"--env-id {__name__}:Uneven --total-timesteps 1024")
+    capsys.readouterr()
+    evaluate.main([run, "--episodes", "3", "--no-cuda"])  # returns 1, 2, 3
+    row = "| 2.00 ± 0.47 | 10.00 ± 4.71 | 4 |"
+    assert capsys.readouterr().out.splitlines()[3:] == [f"| agent, 0 | {how} {row}" for how in ("sampled", "mean")]
+
+
 @torch.no_grad()
 def test_only_whole_episodes_count_and_all_begin_without_memory():
     agent = ppo.Agent(1, 1, ppo.Args(hidden_sizes=(4,), lstm=True, lstm_size=4))

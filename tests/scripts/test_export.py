@@ -105,6 +105,7 @@ def test_bad_input(flags, line, capsys):
 
 def test_a_saved_policy_scores_and_exports_as_its_run_and_is_not_resumed(capsys):
     run = str(train(epo, env_id="Grasp"))
+    make_best(run, 2)
     capsys.readouterr()
     export.main([run, "policies/Mine"])
     size = pathlib.Path("policies/Mine/policy.pt").stat().st_size
@@ -114,7 +115,7 @@ def test_a_saved_policy_scores_and_exports_as_its_run_and_is_not_resumed(capsys)
     for folder in (run, "policies/Mine", "policies/Mine/policy.pt"):
         evaluate.main([folder, "--episodes", "3", "--no-cuda"])
         tables.append(capsys.readouterr().out)
-    assert tables[0] == tables[1] == tables[2] and "| leader, 0 | sampled |" in tables[0]
+    assert tables[0] == tables[1] == tables[2] and "| leader, 0 |" in tables[0] and "| best, 2 |" in tables[0]
     export.main(["policies/Mine", "policy.onnx"])
     line = refused(epo, "--no-cuda --resume policies/Mine/policy.pt --total-timesteps 8192", capsys)
     assert "must be a checkpoint that epo.py wrote" in line
@@ -155,6 +156,17 @@ def test_a_policy_is_small_holds_nothing_but_the_agents_and_plays(path):
         obs, reward, terminated, truncated, _ = env.step(action)
         player.dones = (terminated | truncated)[None]
         assert action.shape == (2, env.num_actions) and action.isfinite().all() and reward.isfinite().all()
+
+
+@pytest.mark.parametrize("name", ["Ant", "Anymal"])
+def test_a_policy_earns_at_least_half_of_what_it_did_in_training(name):
+    saved, env, agent = network_of(ROOT / "policies" / name)
+    player, obs, total = evaluate.Player(agent, torch.zeros(2, dtype=torch.long), True), env.reset(), 0.0
+    for _ in range(200):
+        obs, reward, *_ = env.step(player.act(obs))
+        total += reward.mean() / 200
+    returns, lengths, _ = saved["state"]["episodes"]["means"][:, 0]
+    assert total > 0.5 * returns / lengths
 
 
 def test_the_table_lists_every_policy_and_how_it_was_trained():
