@@ -90,8 +90,8 @@ EPO = merge(SAPG, {
     **dict.fromkeys(("Anymal", "Humanoid"), EPO_LOCOMOTION),
     **{task: dict(ga_threshold=0.5) for task in PPO if task == "Ant" or task.startswith("envpool:")},
 })
-PPO = PBT = merge(PPO, {"FrankaCubeStack": dict(ent_coef=0.0025)})  # ours: with 0 it does not lift; CPO's, halved
-# Ours. Without a GPU: small networks, minibatches of a row per environment, two hours on two idle cores
+PPO = PBT = merge(PPO, {"FrankaCubeStack": dict(ent_coef=0.0025)})  # ours, see benchmarks/robots.md
+# Ours. Without a GPU: small networks, minibatches of a row per environment, one to five hours
 SMALL = dict(num_envs=1_024, num_steps=16, num_minibatches=16, lstm=False, hidden_sizes=(256, 128, 64))
 CPU = {
     **{task: dict(SMALL, total_timesteps=80_000_000) for task in ("AllegroHand", "ShadowHand")},

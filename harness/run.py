@@ -125,7 +125,7 @@ class Run:
             }  # fmt: skip
             self.attempt("checkpoint", save_checkpoint, os.path.join(self.folder, "checkpoint.pt"), checkpoint)
             self.saved_iteration = self.saved_iteration if "checkpoint" in self.failing else iteration
-            if self.args.capture_video and self.saved_iteration == iteration and not self.stopping:
+            if self.args.capture_video and self.saved_iteration == iteration and not (self.stopping or self.signum):
                 self.attempt("film", self.film, global_step)
 
     def film(self, step):

@@ -330,6 +330,7 @@ def test_cpos_tables_3_to_6(task, row):
     args = gpu_args(cpo, task)
     own = (args.awac_coef, args.awac_temperature, args.adversarial_coef, 2 * args.max_ent_coef, args.clip_coef)
     assert (*own, args.learning_rate, args.kl_threshold, args.update_epochs, args.num_steps) == row
+    assert gpu_args(ppo, task).ent_coef == (0.0025 if task == "FrankaCubeStack" else 0.0)
 
 
 @pytest.mark.parametrize("env_id", ["Anymal", "Humanoid"])
