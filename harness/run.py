@@ -208,7 +208,7 @@ class Run:
             if "checkpoint" in self.failing:
                 sys.exit("the last checkpoint could not be written")
             resume, evaluate = f"stopped; to resume: python {self.script}.py --resume", "finished: python evaluate.py"
-            print(resume if self.stopping else evaluate, self.folder, flush=True)
+            self.attempt("line", print, resume if self.stopping else evaluate, self.folder, flush=True)
         if self.stopping:
             sys.exit(128 + self.stopping)
 
