@@ -16,7 +16,6 @@ OBS_LIMIT = 5.0
 
 class Cartpole(VectorEnv):
     """Observation (4), clamped to +-5: cart position (m) and velocity, pole angle (rad) and velocity.
-
     Action (1): force / 400 N.
 
     Reward 1 - angle^2 - 0.01 |cart velocity| - 0.005 |pole velocity|; leaving |position| <= 3 or |angle| <= pi/2

@@ -18,9 +18,8 @@ import sapg
 from tests.algorithms.reference_loss import (
     evaluate, gaussian_kl, learning_data, minibatch_rows, network, owner, play, windows,
 )  # fmt: skip
-from tests.algorithms.test_equations import (
-    LEADER, clip, clipped_surrogate, critic_error, entropy, fitness_and_lineage, mean,
-)  # fmt: skip
+from tests.algorithms.test_equations import LEADER, clip, clipped_surrogate, critic_error, entropy
+from tests.algorithms.test_equations import fitness_and_lineage, mean
 from tests.conftest import TINY_POPULATION, every_population, every_script
 
 pytestmark = pytest.mark.usefixtures("float64")

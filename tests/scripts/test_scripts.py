@@ -86,10 +86,11 @@ def test_what_is_logged_is_what_the_documents_say(script, flags, capsys):
     tags = {name.replace("/text_summary", "") for group in ("scalars", "images", "histograms", "tensors")
             for name in events.Tags()[group]}  # fmt: skip
     *_, line, _ = capsys.readouterr().out.splitlines()
-    keys = {"leader": "leader_objective", "median": "objective_median", "best": "best_agent_objective"}
-    for word, key in {"return": "leader_return"}.items() if script is ppo else [*keys.items()][script is pbt :]:
-        value = events.Scalars(f"{'population' if word == 'median' else 'charts'}/{key}")[-1].value
-        assert float(re.search(rf"{word} +({NUMBER})", line)[1]) == pytest.approx(value, abs=0.006)
+    keys = {"return": "charts/leader_return", "leader": "charts/leader_objective",
+            "median": "population/objective_median", "best": "charts/best_agent_objective"}  # fmt: skip
+    words = {ppo: ["return"], pbt: ["median", "best"]}.get(script, ["leader", "median", "best"])
+    shown = [float(re.search(rf"{word} +({NUMBER})", line)[1]) for word in words]
+    assert shown == pytest.approx([events.Scalars(keys[word])[-1].value for word in words], abs=0.006)
     assert line.endswith(" 0:00:00 left")
     assert tags - {"hyperparameters"} <= documented(script)
     assert documented(script) - tags <= {"evolution/heritability"}  # once three children differ
