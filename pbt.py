@@ -107,7 +107,7 @@ class Args:
     num_agents: int = 8
     """A: number of agents, each with num_envs / num_agents environments (DexPBT: 8)"""
     pbt_start: Optional[int] = None
-    """no copies before this step of all agents; unset: 100 M, or 1 % of a run below 1 B (DexPBT: 100 M of each)"""
+    """no copies before this step of all agents; unset: 100 M, or 1 % of a run below 1 B (DexPBT: 200 M of each)"""
     pbt_interval: Optional[int] = None
     """steps of all agents before and between copies, at least; unset: 20 M, or 1 % of a run shorter than 200 M"""
     mutation_rate: float = 0.25

@@ -11,7 +11,7 @@ GOLDEN_RATIO = 0.6180339887498949
 
 @contextlib.contextmanager
 def full_precision():
-    """Matrix products in float32 even if the learner enabled TF32, which changed torques by up to 15 N m."""
+    """Matrix products in float32 even if the learner enables TF32, which would change torques by up to 15 N m."""
     matmul = torch.backends.cuda.matmul
     allowed, matmul.allow_tf32 = matmul.allow_tf32, False
     try:
@@ -33,7 +33,7 @@ class VectorEnv:
     fitness_floor = 1.0  # stands in for the followers' median fitness in EPO Eq. 3 where that is smaller
     engine = None  # the engine of envs/engines that steps the physics, if the task uses one
     frame_rate = 60  # control steps per second, for videos
-    training = False  # set by `envs.make`; without: no staggered clocks, no special starts, and the curriculum stands
+    training = False  # set by `envs.make`; without: no staggered clocks, no special starts, and the curriculum is frozen
     resumes_exactly = True  # whether `load_state_dict` restores the running episodes
     curriculum: Tuple[str, ...] = ()  # names of the tensors that a curriculum changes; an evaluation copies them
 
@@ -165,7 +165,7 @@ class VectorEnv:
         raise NotImplementedError
 
     def objective(self):
-        """What the papers plot for the task, (N,) float32; read when an episode ends. Default: the raw return."""
+        """The task's score and EPO's fitness, (N,) float32; read when an episode ends. Default: the raw return."""
         return self.episode_return
 
     def metrics(self):
