@@ -152,7 +152,7 @@ def record_video(env, player):
         playing = [still and not done for still, done in zip(playing, player.dones[0].tolist())]
         if not any(playing):
             break
-    return frames, Fraction(rate, period)
+    return frames, Fraction(rate).limit_denominator(1000) / period
 
 
 def write_video(path, frames, rate):

@@ -64,7 +64,7 @@ def export_onnx(path, saved, agent, k, env):
         dynamic_shapes={name: {0: "batch"} for name in names},
     )  # fmt: skip
     model, adapted = program.model_proto, isinstance(env, Adapter)
-    timed = "frame_rate" in vars(env) if adapted else hasattr(env, "frame_rate")
+    timed = any("frame_rate" in vars(x) for x in (env, *type(env).__mro__) if x is not envs.VectorEnv)
     metadata = {
         "task": saved["args"]["env_id"], "script": saved["script"], "agent": k, "steps": saved["global_step"],
         "observation": f"of {saved['args']['env_id']}" if adapted else inspect.getdoc(type(env)) or "",

@@ -26,7 +26,7 @@ from torch.distributions import Normal, kl_divergence
 
 MAX_STD = 2.0  # of an action; ours: the environment clamps actions, so without a bound the entropy bonus has no cost
 MUTATED = ("lr", "kl_threshold", "ent_coef", "gamma", "gae_lambda", "clip_coef")  # PBT: an agent's hyperparameters
-SCHEDULE = (100_000_000, 20_000_000)  # PBT: environment steps before the first copies, and between copies
+SCHEDULE = {"pbt_start": 100_000_000, "pbt_interval": 20_000_000}  # PBT: environment steps, for long runs
 
 
 @dataclass
@@ -329,8 +329,8 @@ def main(argv=None):
     groups = [{"params": network.parameters(), **own} for network, own in zip(agent, harness.from_rank_0(initial))]
     optimizer = torch.optim.Adam(groups, fused=True)  # PBT: each agent's group holds its hyperparameters
     agent_ids = torch.arange(A, device=device).repeat_interleave(N // A)[None]  # (1, N)
-    defaults = [steps if 10 * steps <= args.total_timesteps else args.total_timesteps // 100 for steps in SCHEDULE]
-    start, interval = (y if x is None else x for x, y in zip((args.pbt_start, args.pbt_interval), defaults))
+    unset = [(name, steps) for name, steps in SCHEDULE.items() if getattr(args, name) is None]  # PBT: kept by --resume
+    vars(args).update({x: y if 10 * y <= args.total_timesteps else args.total_timesteps // 100 for x, y in unset})
 
     # Storage: entry T of obs, dones and values is the step after the window
     obs = torch.zeros(T + 1, N, env.num_obs, device=device)
@@ -360,9 +360,9 @@ def main(argv=None):
     global_step = run.global_step
     for iteration in range(run.iteration + 1, args.num_iterations + 1):
         # ---------------------------------------------------------------- PBT: exploit and explore
-        pairs, share = [], harness.average((~objectives.isnan()).float().view(A, -1).mean(1))
+        pairs, share = [], harness.average((~objectives.isnan()).float().view(A, -1).mean(1))  # 0.9: ours, as EPO's
         fitness = harness.average(objectives.nan_to_num().view(A, -1).mean(1)) / share
-        if global_step >= max(start, last_copy.item() + interval) and (share >= 0.9).all():  # ours, as EPO's
+        if global_step >= max(args.pbt_start, last_copy.item() + args.pbt_interval) and (share >= 0.9).all():
             pairs = exploit_and_explore(agent, optimizer, fitness, args.mutation_rate)
             objectives.fill_(math.nan)
             last_copy.fill_(global_step)

@@ -32,7 +32,7 @@ class VectorEnv:
     max_episode_steps: int  # control steps after which an episode is truncated
     fitness_floor = 1.0  # stands in for the followers' median fitness in EPO Eq. 3 where that is smaller
     engine = None  # the engine of envs/engines that steps the physics, if the task uses one
-    frame_rate = 60  # control steps per second, for videos
+    frame_rate = 60  # control steps per second; this default is for videos alone
     training = False  # set by `envs.make`; without: no staggered clocks, no special starts, a frozen curriculum
     resumes_exactly = True  # whether `load_state_dict` restores the running episodes
     curriculum: Tuple[str, ...] = ()  # names of the tensors that a curriculum changes; an evaluation copies them

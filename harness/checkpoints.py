@@ -62,7 +62,7 @@ def seed_everything(seed):
 def random_state():
     """The state of all global random generators, as plain tensors and numbers."""
     name, keys, *rest = np.random.get_state()
-    cuda = [torch.cuda.get_rng_state()] if torch.cuda.is_available() else []  # of the GPU in use
+    cuda = [torch.cuda.get_rng_state()] if torch.cuda.is_initialized() else []  # of the GPU in use
     numpy = [name, keys.tolist(), *rest]
     return {"python": random.getstate(), "numpy": numpy, "torch": torch.get_rng_state(), "cuda": cuda}
 

@@ -116,10 +116,9 @@ class LineageStats:
         """
         child, replaced, parents = np.array(self.completed).reshape(-1, 3).T
         spread = len(child) > 2 and child.std() * parents.std() > 0
-        success = (child > replaced).mean() if len(child) else math.nan
-        heritability = np.corrcoef(child, parents)[0, 1] if spread else math.nan
-        values = dict(generation=self.generation, child_success=success, heritability=heritability)
-        return {f"evolution/{name}": value for name, value in values.items()}
+        fitter = (child > replaced).mean() if len(child) else math.nan
+        r = np.corrcoef(child, parents)[0, 1] if spread else math.nan
+        return {"evolution/generation": self.generation, "evolution/child_success": fitter, "evolution/heritability": r}
 
     def state_dict(self):
         return dict(vars(self))

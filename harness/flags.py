@@ -1,5 +1,6 @@
 """The command line: a script's Args over the task's tuned values; what cannot work is refused in one line."""
 
+import os
 import sys
 import textwrap
 from dataclasses import fields
@@ -54,6 +55,7 @@ def parse_args(Args, tuned, check_args=lambda args: None, argv=None):
     check_args(args)
     if saved:
         check_resumable(args, saved)
+        args.resume = os.path.abspath(args.resume if os.path.isdir(args.resume) else os.path.dirname(args.resume))
     changed = {k: getattr(args, k) for k in names if k == "env_id" or getattr(args, k) != getattr(Args, k)}
     print(textwrap.fill(f"{script_name(Args)}.py {spell(changed)}", 120, **WRAP))
     larger = {k: tuned_row[k] for k in cpu_row if getattr(args, k) == defaults[k] != tuned_row.get(k, defaults[k])}
@@ -95,8 +97,8 @@ def check_common_args(args):
         refuse("--num-envs", args.num_envs, f"must be a multiple of {blocks}, agents times processes")
     if args.num_minibatches > args.num_envs // distributed.WORLD_SIZE:
         refuse("--num-minibatches", args.num_minibatches, "must be at most the environments of a process")
-    if args.bf16 and args.lstm and args.device == "cpu" and torch.backends.cpu.get_cpu_capability() == "AVX2":
-        refuse("--bf16", True, "must be off with --lstm: PyTorch has no bfloat16 LSTM for a CPU without AVX-512")
+    if args.bf16 and args.lstm and (args.device != "cpu" or torch.backends.cpu.get_cpu_capability() == "AVX2"):
+        refuse("--bf16", True, "must be off with --lstm: PyTorch's is float16 on a GPU, none on a CPU without AVX-512")
 
 
 def check_resumable(args, saved):

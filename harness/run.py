@@ -1,5 +1,6 @@
 """A run's folder: its log, checkpoints, resuming and stop signals; and statistics of finished episodes."""
 
+import contextlib
 import inspect
 import math
 import os
@@ -48,11 +49,8 @@ class Run:
             seed_everything((args.seed + distributed.SEED_OFFSET) % 2**32)
         else:
             name = f"{args.env_id}__{args.exp_name or self.script}".replace(":", "-").replace("/", "-")
-            folders = (f"runs/{name}__{args.seed}__{second}" for second in range(int(time.time()), sys.maxsize))
-            folder = next(path for path in folders if not os.path.exists(path))  # two runs may begin in the same second
-            if saved:
-                folder = args.resume if os.path.isdir(args.resume) else os.path.dirname(args.resume)
-            self.folder = os.path.abspath(folder)  # an environment may change the directory
+            folders = (os.path.abspath(f"runs/{name}__{args.seed}__{i}") for i in range(int(time.time()), sys.maxsize))
+            self.folder = args.resume if saved else next(x for x in folders if not os.path.exists(x))  # of this second
             os.makedirs(self.folder, exist_ok=bool(saved))
             self.lock = lock_folder(self.folder)
         if saved:
@@ -73,12 +71,12 @@ class Run:
 
     def stop(self, signum, frame):
         """The first signal ends the run after this iteration, with a checkpoint; a second one ends it at once."""
-        if self.signum:
+        if self.signum and signum != signal.SIGHUP:  # which a closing terminal may send twice
             sys.exit(128 + signum)
-        self.signum = signum
-        lost = self.iteration + 1 - self.saved_iteration
-        if distributed.RANK == 0:  # print could be interrupted halfway, and may not be called again then
-            os.write(2, f"stopping after this iteration (Ctrl-C again: stop now, iterations lost: {lost})\n".encode())
+        self.signum, lost = signum, self.iteration + 1 - self.saved_iteration
+        with contextlib.suppress(OSError):  # the terminal may be gone
+            if distributed.RANK == 0:  # print could be interrupted halfway, and may not be called again then
+                os.write(2, f"stopping after this iteration (Ctrl-C again: now, iterations lost: {lost})\n".encode())
 
     def load(self, saved):
         """Go on from a checkpoint. One of another number of processes restores the learner; all episodes begin anew."""
@@ -143,8 +141,9 @@ class Run:
             write(*inputs, **options)
             self.failing.discard(what)
         except (OSError, RuntimeError) as error:  # RuntimeError: torch.save's
-            if what not in self.failing:
-                print(f"no {what}: {error}; training goes on", file=sys.stderr)
+            with contextlib.suppress(OSError):  # the terminal may be gone, its file's disk full
+                if what not in self.failing:
+                    print(f"no {what}: {error}; training goes on", file=sys.stderr)
             self.failing.add(what)
 
     def log(self, iteration, global_step, values):

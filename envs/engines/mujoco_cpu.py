@@ -18,6 +18,7 @@ POSE = (  # the sensors of each body: 3 + 4 + 3 + 3 = 13 numbers
     mujoco.mjtSensor.mjSENS_FRAMELINVEL,
     mujoco.mjtSensor.mjSENS_FRAMEANGVEL,
 )
+FRAMES = ("body_pos", "body_quat", "jnt_pos", "jnt_axis", "qpos0")  # what poses depend on, and not on sizes and masses
 HUGE = 1e6  # SI units; a position, velocity or time beyond it means that the world has diverged
 
 
@@ -49,8 +50,7 @@ class MujocoCpu:
             spec = build().copy()  # the Renderer draws what the physics leaves out
             spec.compiler.discardvisual = True
             if not self.models:
-                # A step leaves poses one substep old, so they are read from a model without forces and contacts. Poses
-                # and velocities do not depend on sizes and masses: this one model serves all worlds.
+                # A step leaves poses one substep old, so they are read from a model without forces and contacts
                 readout_model = _make_readout(spec, bodies)
             self.models.append(spec.compile())
         self.num_envs, self.substeps, self.device = num_envs, substeps, torch.device(device)
@@ -63,8 +63,8 @@ class MujocoCpu:
             if mujoco.__version__ == "4.0.0":  # factorises the sparse one of 60 or more degrees of freedom wrongly
                 model.opt.jacobian = mujoco.mjtJacobian.mjJAC_DENSE.value
         self._body_ids = [first.body(name).id for name in bodies]
-        if (first.body_mocapid[self._body_ids] >= 0).any():
-            raise ValueError("mocap bodies cannot be read")
+        if (first.body_mocapid[first.body_rootid[self._body_ids]] >= 0).any():
+            raise ValueError("mocap bodies and what is fixed to them cannot be read")
 
         affinity = getattr(os, "sched_getaffinity", None)  # Linux only
         cores = len(affinity(0)) if affinity else os.cpu_count()
@@ -74,6 +74,7 @@ class MujocoCpu:
         _expand(self._batch, self.models)
         self._batch.reset(stage=mujoco.mjtStage.mjSTAGE_NONE.value)
         self._readout = Batch(readout_model, num_envs, self.num_threads)
+        _expand(self._readout, self.models, FRAMES)
         # MuJoCo writes and reads the memory of all these
         num_state = mujoco.mj_stateSize(first, BEFORE_WARMSTART)
         if num_state != mujoco.mj_stateSize(first, mujoco.mjtState.mjSTATE_FULLPHYSICS.value):
@@ -205,15 +206,15 @@ def _make_readout(spec, bodies):
     return model
 
 
-def _expand(batch, models):
-    """Give world i of a mujoco.batch.Batch of models[0] what is different in models[i % len(models)].
+def _expand(batch, models, fields=None):
+    """Give world i of a mujoco.batch.Batch of models[0] what is different in models[i % len(models)], or fields of it.
 
     Raises ValueError for what worlds cannot have of their own, such as a mesh.
     """
     which = np.arange(batch.nsim) % len(models)
     for prefix, parts, types in (("", models, ()), ("opt.", [model.opt for model in models], (int,))):
         for name in dir(parts[0]):
-            if isinstance(getattr(parts[0], name), (float, np.ndarray, *types)):
+            if name in (fields or [name]) and isinstance(getattr(parts[0], name), (float, np.ndarray, *types)):
                 values = np.array([getattr(part, name) for part in parts])
                 if (values != values[0]).any():
                     batch.expand(prefix + name)[:] = values[which]

@@ -115,8 +115,10 @@ class MujocoWarp:
         if len({model.signature for model in self.models}) > 1:
             raise ValueError("the models of one engine must have the same structure, these differ")
         body_ids = [first.body(name).id for name in bodies]
-        if (first.body_mocapid[body_ids] >= 0).any():
-            raise ValueError("mocap bodies cannot be read")
+        if (first.body_mocapid[first.body_rootid[body_ids]] >= 0).any():
+            raise ValueError("mocap bodies and what is fixed to them cannot be read")
+        if mujoco.mj_stateSize(first, mujoco.mjtState.mjSTATE_FULLPHYSICS.value) != 1 + self.nq + self.nv:
+            raise ValueError("the state of actuators and plugins cannot be kept: --engine mujoco keeps the former")
         for model in self.models:
             # without this flag Warp's general algorithm handles boxes and finds fewer contacts than MuJoCo
             model.opt.disableflags |= mujoco.mjtDisableBit.mjDSBL_NATIVECCD.value

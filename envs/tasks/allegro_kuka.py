@@ -119,6 +119,7 @@ class AllegroKukaBase(VectorEnv):
     Objective: successes in the episode.
     """
 
+    frame_rate = 60
     curriculum = ("tolerance",)
     layout = scene.ONE_ARM
     obstacle = None  # a scene.Obstacle

@@ -23,6 +23,7 @@ class Cartpole(VectorEnv):
     """
 
     num_obs, num_actions, max_episode_steps = 4, 1, 500
+    frame_rate = 60
 
     def __init__(self, num_envs, device, seed, engine="mujoco"):
         super().__init__(num_envs, device, seed)

@@ -63,6 +63,7 @@ class InHandBase(VectorEnv):
     """
 
     max_episode_steps = 600
+    frame_rate = 60
     fitness_floor = 1.0  # one success
     joint_force_sensors = True  # off: the joint torques in the observation are zeros
     add_hand: object  # staticmethod (spec): adds the hand and its drives, in the order of `actuated`

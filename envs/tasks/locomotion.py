@@ -31,6 +31,7 @@ class LocomotionBase(VectorEnv):
     """
 
     max_episode_steps = 1000
+    frame_rate = 60
     fitness_floor = 10.0
     robot: object  # module of envs.models
     min_height: float  # m, of the torso

@@ -101,9 +101,9 @@ def cuda(monkeypatch):
     except (OSError, ValueError) as error:
         pytest.skip(f"no false CUDA device: {error}")
     functions = dict(
-        is_available=lambda: True, device_count=lambda: 1, set_device=lambda _: None, _lazy_init=lambda: None,
-        manual_seed_all=DEFAULT_GENERATOR.manual_seed, get_rng_state=DEFAULT_GENERATOR.get_state,
-        set_rng_state=DEFAULT_GENERATOR.set_state,
+        is_available=lambda: True, is_initialized=lambda: True, device_count=lambda: 1, set_device=lambda _: None,
+        _lazy_init=lambda: None, manual_seed_all=DEFAULT_GENERATOR.manual_seed,
+        get_rng_state=DEFAULT_GENERATOR.get_state, set_rng_state=DEFAULT_GENERATOR.set_state,
     )  # fmt: skip
     for name, function in functions.items():
         monkeypatch.setattr(torch.cuda, name, function)

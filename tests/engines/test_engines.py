@@ -40,7 +40,7 @@ def make_spec(size=0.1):
     box.add_freejoint()
     box.add_geom(type=GEOM.mjGEOM_BOX, size=[size] * 3, pos=[0.02, 0, 0])  # centre of mass beside the frame's origin
     lower = spec.worldbody.add_body(name="lower", pos=[0, 2, 1])
-    upper = lower.add_body(name="upper", pos=[0.3, 0, 0])
+    upper = lower.add_body(name="upper", pos=[3 * size, 0, 0])
     for body, axis in ((lower, [0, 0, 1]), (upper, [0, 1, 0])):
         body.add_joint(name=body.name, type=JOINT.mjJNT_HINGE, axis=axis, damping=0.1)
         body.add_geom(type=GEOM.mjGEOM_CAPSULE, fromto=[0, 0, 0, 0.3, 0, 0], size=[0.03, 0, 0])
@@ -156,6 +156,14 @@ def test_what_a_world_cannot_have_of_its_own_is_refused():
 
     with pytest.raises(ValueError):
         make_engine([functools.partial(build, height) for height in (1, 2)], 2, 1, BODIES, "cpu")
+
+
+def test_what_is_fixed_to_a_mocap_body_cannot_be_read():
+    spec = make_spec()
+    plate = spec.worldbody.add_body(name="plate", mocap=True)
+    plate.add_body(name="box on it").add_geom(size=[0.1, 0, 0])
+    with pytest.raises(ValueError, match="mocap"):
+        make_engine([spec.copy], 1, 1, ["box on it"], "cpu")
 
 
 @mujoco_only

@@ -48,6 +48,13 @@ def pair(env_id, num_envs):
     return both
 
 
+def test_activations_are_refused():
+    spec = make_spec()
+    spec.actuators[0].dyntype = mujoco.mjtDyn.mjDYN_FILTER
+    with pytest.raises(ValueError, match="state of actuators"):
+        make(spec=spec)
+
+
 # ---------------------------------------------------------------- parity
 
 

@@ -207,7 +207,7 @@ def test_videos(script, env_id, agents, filmed, shape, monkeypatch, capsys):
 
 def test_a_film_keeps_the_last_picture_of_an_episode_and_its_speed():
     env = Counting(2, "cpu", 1)
-    env.training, env.frame_rate = True, 50  # the second episode is shortened
+    env.training, env.frame_rate = True, 1 / 0.02  # the second episode is shortened
     env.render = lambda index: np.full((1, 1, 3), env.episode_length[index], np.uint8)
     agent = ppo.Agent(env.num_obs, env.num_actions, ppo.Args(hidden_sizes=(4,)))
     frames, rate = evaluate.record_video(env, evaluate.Player(agent, torch.zeros(2, dtype=torch.long), True))

@@ -81,7 +81,7 @@ def test_the_metadata_says_what_it_is(script, agent):
     metadata = metadata_of(the_run())
     assert (metadata["task"], metadata["script"], metadata["agent"]) == ("Moat", script.__name__, agent)
     assert metadata["steps"] == "3072" and "Observation (9): position" in metadata["observation"]
-    assert float(metadata["control_period"]) == pytest.approx(1 / 60)
+    assert metadata["control_period"] == "unknown"
 
 
 @pytest.mark.parametrize("task, period", [("Pendulum-v1", "unknown"), ("Hopper-v5", "0.008")])

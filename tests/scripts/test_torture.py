@@ -123,12 +123,12 @@ def hangup():
 def test_the_first_signal_saves_and_the_run_goes_on_from_there(signum, hangup, monkeypatch, capfd):
     handler = signal.getsignal(signum)
     with monkeypatch.context() as patch:
-        between(patch, {3: lambda: send(signum)})
+        between(patch, {3: lambda: send(*[signum] * (1 + (signum == signal.SIGHUP)))})  # which bash may repeat
         assert train(ppo, f"{FLAGS} {EIGHT} --capture-video") == 128 + signum  # and waits for no film
     out, err = capfd.readouterr()
     assert signal.getsignal(signum) == handler and checkpoint(the_run())["iteration"] == 3
     assert out.splitlines()[-1] == f"stopped; to resume: python ppo.py --resume {the_run().resolve()}"
-    assert err == "stopping after this iteration (Ctrl-C again: stop now, iterations lost: 3)\n"
+    assert set(err.splitlines()) == {"stopping after this iteration (Ctrl-C again: now, iterations lost: 3)"}
     between(monkeypatch, {8: lambda: send(signum)})  # in the last iteration there is nothing to stop
     assert train(ppo, f"--no-cuda --resume {the_run()}") == 0 and checkpoint(the_run())["iteration"] == 8
 
@@ -145,11 +145,14 @@ def test_nohup_outlives_the_terminal(hangup, monkeypatch):
     assert train(ppo, f"{FLAGS} {EIGHT}") == 0 and checkpoint(the_run())["iteration"] == 8
 
 
-def test_ctrl_c_in_a_terminal():
+@pytest.mark.parametrize("gone", [False, True])
+def test_ctrl_c_in_a_terminal(gone):
+    """Standard error may be gone: `2>&1 | tee log` ends first."""
     process, _ = started(epo, f"{FLAGS} {POPULATION[epo]} --total-timesteps 1000000000000")
+    process.stderr.close() if gone else None
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
-    assert process.returncode == 130 and len(err.splitlines()) == 1
+    assert process.returncode == 130 and (gone or len(err.splitlines()) == 1)
     assert f"{checkpoint(the_run())['global_step']:,} steps" in out.splitlines()[-2]
 
 
