@@ -58,8 +58,8 @@ def print_speed(env_id, num_envs, num_steps, iterations, models, late):
     else:
         try:
             engine, whole = throughput.environment_speed(env_id, num_envs, num_steps)
-        except ValueError as error:  # too many worlds for this GPU
-            print(f"{start} {error} | | | | | | |", flush=True)
+        except Exception as error:  # such as too many worlds for this GPU; the rest is worth having
+            print(f"{start} {error!r:.200} | | | | | | |", flush=True)
             return
         estimate = float(throughput.warp_memory(env_id) or "nan") * 1e3 * num_envs / 1e9
         print(f"{start} engine | {engine:,.0f} | | | | | {estimate:.2f} |")
@@ -104,14 +104,21 @@ def main(argv=None):
     print("| task | median of steps | largest |\n|-|-|-|")
     other = "warp" if "mujoco-warp" in installed else "mujoco"
     for env_id in TASKS:
-        differences = compare_engines(env_id, worlds, steps, other)
+        try:
+            differences = compare_engines(env_id, worlds, steps, other)
+        except Exception as error:
+            print(f"| `{env_id}` | {error!r:.200} | |", flush=True)
+            continue
         print(f"| `{env_id}` | {statistics.median(differences):.0e} | {max(differences):.0e} |", flush=True)
 
     print(f"\n`ppo.py --env-id Ant`, stopped after {seconds} s:\n\n| steps | return |\n|-|-|")
     command = [str(ROOT / "ppo.py"), "--env-id", "Ant", "--total-timesteps", str(10**10), *curve]
-    points = list(zip(*throughput.train(command, seconds).curves["charts/episodic_return"]))
-    for step, value in points[:: max(1, len(points) // 10)]:
-        print(f"| {step:,} | {value:,.0f} |", flush=True)
+    try:
+        points = list(zip(*throughput.train(command, seconds).curves["charts/episodic_return"]))
+        for step, value in points[:: -max(1, len(points) // 10)][::-1]:  # with the last
+            print(f"| {step:,} | {value:,.0f} |", flush=True)
+    except (Exception, SystemExit) as error:
+        print(f"| {error!r:.200} | |", flush=True)
 
     print(f"\nTraining is `ppo.py`; rollout is its share of an iteration.\n\n{COLUMNS}\n|-|-|-|-|-|-|-|-|-|")
     for num_envs in sizes:

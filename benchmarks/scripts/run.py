@@ -77,6 +77,13 @@ class Run:
         except OSError:
             lock.close()
             raise RuntimeError("is being run by another process")
+        if (self.folder / "run.json").exists():  # what another process has done since
+            self.record.update(json.loads((self.folder / "run.json").read_text()))
+        if (self.folder / "log.txt").exists() and self.last_line().startswith("finished: "):
+            self.record["status"] = 0  # also where that process was killed
+            self.write()
+            lock.close()
+            raise RuntimeError("was finished by another process")
         resume = []
         for previous in (self.folder / "runs").glob("*"):
             if (previous / "checkpoint.pt").exists():
@@ -143,7 +150,8 @@ def execute(runs, places):
         for run in running:
             run.process.terminate()
 
-    handlers = {signum: signal.signal(signum, stop) for signum in (signal.SIGINT, signal.SIGTERM)}
+    signals = [n for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) != signal.SIG_IGN]
+    handlers = {signum: signal.signal(signum, stop) for signum in signals}
     try:
         while running or (waiting and not stopping):
             while waiting and free and not stopping:
@@ -151,11 +159,13 @@ def execute(runs, places):
                 try:
                     run.start(free[0])
                 except (OSError, RuntimeError, subprocess.SubprocessError) as error:  # no such core, for one
-                    failed.append(run.title)
+                    failed += [run.title] * (not run.done)
                     print(f"{run.title}: {error}", flush=True)
                     continue
                 free.pop(0)
                 running.append(run)
+                if stopping:  # the signal came while it started
+                    run.process.terminate()
                 print(f"{run.title}: {'resumed' if run.resumed else 'started'}", flush=True)
             time.sleep(0.2)
             for run in [run for run in running if run.process.poll() is not None]:
@@ -274,8 +284,14 @@ def collect(name, folder, results, repository):
             continue
         if record["command"] not in [command(experiment, each, key[1]) for each in variants]:
             print(f"{record_path.parent}: left out, its flags are not those of a variant of {name}")
+            rows.pop(key, None)
             continue
-        rows[key] = [[name, *key, *row] for row in collect_run(experiment, record, record_path.parent, repository)]
+        try:
+            found = collect_run(experiment, record, record_path.parent, repository)
+        except (OSError, ValueError, subprocess.CalledProcessError) as error:  # the other runs are worth having
+            print(f"{record_path.parent}: cannot be collected: {error}")
+            continue
+        rows[key] = [[name, *key, *row] for row in found]
     if not rows:
         return None
     order = [variant.name for variant in experiment.variants]

@@ -50,7 +50,10 @@ def now():
 
 
 def environment_speed(env_id, num_envs, num_steps):
-    """Steps per second of the engine alone and of the whole environment, over the same steps of the same run."""
+    """Steps per second of the engine alone and of the whole environment, over the same steps of the same run.
+
+    A GPU is waited for twice in each step, which training does not.
+    """
     env = envs.make(env_id, num_envs, DEVICE)
     engine_step, engine_times, times = env.engine.step, [], []
 
@@ -70,10 +73,10 @@ def environment_speed(env_id, num_envs, num_steps):
 
 
 def warp_memory(env_id):
-    """GPU memory of a world on MuJoCo Warp (kB) as text, counted on the CPU; empty where Warp is not installed."""
+    """GPU memory of a world on MuJoCo Warp (kB) as text, an estimate; empty where Warp is not installed."""
     if not importlib.util.find_spec("mujoco_warp"):
         return ""
-    return f"{envs.make(env_id, 1, 'cpu', 1, 'warp').engine.bytes_per_world() / 1e3:.0f}"
+    return f"{envs.make(env_id, 1, DEVICE, 1, 'warp').engine.bytes_per_world() / 1e3:.0f}"
 
 
 class Training(NamedTuple):
@@ -82,7 +85,7 @@ class Training(NamedTuple):
     speed: float  # steps per second
     rollout: float  # s
     update: float  # s
-    memory: float  # GB: of the process on a CPU, on a GPU all that is in use there
+    memory: float  # GB: of the process, on a GPU of what is in use there beside this process
     torch_memory: float  # GB of a GPU's memory that torch itself held
     curves: Dict[str, tuple]
 
@@ -91,6 +94,7 @@ def train(command, seconds=math.inf):
     """Runs a script, at most so many seconds, after which it stops with a checkpoint as on SIGTERM."""
     with tempfile.TemporaryDirectory() as folder:
         env, start = {**os.environ, "PYTHONPATH": str(ROOT)}, time.monotonic()
+        idle = torch.cuda.mem_get_info()[0] if DEVICE == "cuda" else 0  # bytes
         command = [sys.executable, "-c", RUN, *command]
         process = subprocess.Popen(command, cwd=folder, env=env, stdout=subprocess.DEVNULL)
         on_gpu, stopped = 0, False
@@ -99,8 +103,7 @@ def train(command, seconds=math.inf):
             if pid:
                 break
             if DEVICE == "cuda":
-                free, total = torch.cuda.mem_get_info()
-                on_gpu = max(on_gpu, total - free)
+                on_gpu = max(on_gpu, idle - torch.cuda.mem_get_info()[0])
             if time.monotonic() - start > seconds and not stopped:
                 process.terminate()
                 stopped = True
@@ -140,7 +143,7 @@ def main():
         runs = [("(c) ppo.py, MLP 256-128-64", "ppo.py", n, SMALL)]
         runs.append(("(d) ppo.py, the papers' LSTM", "ppo.py", n, PAPERS))
         for agents in args.num_agents:
-            k = n // 384 * 384  # 6, 64 and 128 divide 384
+            k = max(1, n // 384) * 384  # 6, 64 and 128 divide 384
             runs.append((f"(e) epo.py, {agents} agents, MLP", "epo.py", k, [*SMALL, "--num-agents", str(agents)]))
         for name, script, num_envs, flags in runs:
             command = [str(ROOT / script), "--env-id", args.env_id, "--num-envs", str(num_envs), *flags]

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import gc
+import sys
 import threading
 
 import mujoco
@@ -154,7 +155,7 @@ class MujocoWarp:
         self._renderer = Renderer(models)
 
         line = "loading MuJoCo Warp's kernels; the first run compiles them, which takes about a minute"
-        notice = threading.Timer(3.0, print, [line])
+        notice = threading.Timer(3.0, print, [line], {"file": sys.stderr})
         notice.start()
         try:
             problem = find_graph_problem(self._wp_device)

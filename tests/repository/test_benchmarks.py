@@ -135,7 +135,8 @@ SCRIPT = """
     (folder / "checkpoint.pt").write_text(str(last))
     writer.close()
     time.sleep(args.kind == "stopped")  # event files are ordered by second
-    sys.exit(0 if last == 100 else 143)
+    print("finished: python evaluate.py" if last == 100 else "stopped")
+    sys.exit(2 if first > 100 else 0 if last == 100 else 143)
 """
 EXPERIMENT = """
 from benchmarks.scripts import run
@@ -166,6 +167,10 @@ def test_what_is_done_is_skipped_and_a_crash_does_not_end_the_others(fake, tmp_p
     assert finals == {"good": {1: 98, 2: 196}}  # means of 96 to 100, times the seed
     fake("--variants", "good")
     assert "2 runs, 2 done" in capsys.readouterr().out
+    record = tmp_path / "runs/fake/good/1/run.json"
+    record.write_text(record.read_text().replace('"status": 0', '"status": null'))
+    fake("--variants", "good")  # its run.py was killed
+    assert "finished by another process" in capsys.readouterr().out and '"status": 0' in record.read_text()
     fake("--variants", "good", "--seeds", "2", "--label", "before")
     (tmp_path / "runs").rename(tmp_path / "elsewhere")
     fake("--collect-only")  # rows of runs that are gone stay
