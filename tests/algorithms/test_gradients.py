@@ -1,7 +1,7 @@
 """The gradient that a script steps along is that of the papers' loss, written row by row, to the last digits.
 
 Against autograd of that loss under many flags, and against finite differences, which know nothing of autograd. Below
-it, the network against its formulas, and the memory that off-policy data starts from.
+it, the network against its formulas.
 """
 
 import math
@@ -13,11 +13,9 @@ import cpo
 import epo
 import ppo
 import sapg
-from tests.algorithms.reference_loss import (
-    assert_gradients, gaussian_kl, learning_data, minibatch_rows, network, owner, play,
-)  # fmt: skip
+from tests.algorithms.reference_loss import assert_gradients, gaussian_kl, learning_data, minibatch_rows, network, play
 from tests.algorithms.test_equations import cases, clip, clipped_surrogate, critic_error, entropy, every_case
-from tests.conftest import every_population, every_script
+from tests.conftest import every_script
 
 pytestmark = pytest.mark.usefixtures("float64")
 
@@ -181,10 +179,6 @@ def log_density(action, mean, logstd):
     )
 
 
-def empty_memory(args):
-    return (torch.zeros(args.lstm_size), torch.zeros(args.lstm_size)) if args.lstm else None
-
-
 @every_script
 @every_network
 def test_a_window_at_once_is_the_networks_formulas_step_by_step(train, script, network_flag):
@@ -207,38 +201,3 @@ def test_a_window_at_once_is_the_networks_formulas_step_by_step(train, script, n
             assert torch.allclose(policy.mean[t, e], mean) and torch.allclose(value[t, e], v)
             assert torch.allclose(logprob[t, e], log_density(action[t, e], mean, p["actor_logstd"][learners[e]]))
             assert torch.equal(states[t, e], state[0, e]) or torch.allclose(states[t, e], torch.cat(memory))
-
-
-@every_population
-def test_relabelled_data_starts_from_the_memory_of_who_acted(train, monkeypatch, script):
-    """Off-policy columns from the follower's, those to imitate from the leader's; then with the learner's latent."""
-    relabel, seen = script.offpolicy_batch, []
-
-    def recorded(agent, batch, rewards, next_obs, terminated, columns, learners, args):
-        off = relabel(agent, batch, rewards, next_obs, terminated, columns, learners, args)
-        seen.extend((e, i, off, k) for k, (e, i) in enumerate(zip(columns.tolist(), learners.tolist())))
-        return off
-
-    monkeypatch.setattr(script, "offpolicy_batch", recorded)
-    run = play(train, script, "--lstm")
-    args, T = run.args, run.args.num_steps
-    acted = [run.minibatches[0], run.minibatches[args.update_epochs * args.num_minibatches]]  # in either iteration
-    stats = [minibatch.rollout_buffers for minibatch in acted]
-
-    def steps(iteration, e):
-        for t in range(iteration * T, iteration * T + T):
-            before = run.steps[t - 1]
-            yield run.steps[t].obs[e], t == 0 or bool(before.terminated[e] | before.truncated[e])
-
-    assert len(seen) % 2 == 0
-    for e, i, off, k in seen[len(seen) // 2 :]:  # the second iteration
-        assert i != owner(e, args)
-        memory = empty_memory(args)
-        for obs, begins in steps(0, e):
-            latent = acted[0].params["latents"][owner(e, args)]
-            _, _, memory = plain_step(acted[0].params, stats[0], obs, latent, memory, begins)
-        assert torch.allclose(off["lstm_state"][0, k], torch.cat(memory))
-        for t, (obs, begins) in enumerate(steps(1, e)):
-            latent = acted[1].params["latents"][i]
-            _, value, memory = plain_step(acted[1].params, stats[1], obs, latent, memory, begins)
-            assert torch.allclose(off["values"][t, k], value)

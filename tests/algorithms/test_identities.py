@@ -186,25 +186,6 @@ def test_an_lstm_without_off_policy_columns(train, script, flags, monkeypatch):
     assert len(run.minibatches) == 12 and all(len(columns) == 0 for columns, _ in run.sampled)
 
 
-@every_population
-@every_network
-def test_relabelling_for_the_one_who_acted_changes_nothing(train, monkeypatch, script, network):
-    relabel, checked = script.offpolicy_batch, []
-
-    def relabel_for_themselves_too(agent, batch, rewards, next_obs, terminated, columns, learners, args):
-        data, actors = (rewards, next_obs, terminated, columns), batch["agent_ids"][0, columns]
-        same = relabel(agent, batch, *data, actors, args)
-        checked.extend(
-            torch.allclose(same[key], batch[key][:, columns], atol=1e-4)
-            for key in ("values", "returns", "advantages", "mu")
-        )
-        return relabel(agent, batch, *data, learners, args)
-
-    monkeypatch.setattr(script, "offpolicy_batch", relabel_for_themselves_too)
-    train(script, f"{TINY_POPULATION} {network} --critic-n-step 1 --gae-lambda 0")  # 1-step, as off-policy
-    assert len(checked) >= 12 and all(checked)
-
-
 def moments(rows):
     """Mean and variance of rows (M, ...), and of one sample of mean 0 and variance 1, which every run begins with."""
     rows = rows.double()

@@ -140,6 +140,12 @@ def test_the_schedule_counts_environment_steps(flags, expected, monkeypatch):
     assert seen == expected
 
 
+def test_a_longer_resumed_run_keeps_the_schedule():
+    train(pbt, f"{TINY} --num-agents 4")
+    pbt.main(f"--no-cuda --resume {the_run()} --total-timesteps 1296".split())
+    assert (checkpoint(the_run())["args"]["pbt_start"], checkpoint(the_run())["args"]["pbt_interval"]) == (6, 6)
+
+
 @pytest.mark.parametrize("flags, name, value", [
     ("--learning-rate 0.01", "lr", 0.01), ("--kl-threshold 0.001", "kl_threshold", 0.001),
     ("--ent-coef 0.3", "ent_coef", 0.3), ("--gamma 0.8", "gamma", 0.8), ("--critic-n-step 3 --gamma 0.8", "gamma", 0.8),

@@ -11,14 +11,8 @@ from envs.models import allegro_kuka_scene as scene
 from envs.tasks import allegro_kuka as task
 from tests.envs.helpers import started
 from tests.envs.test_allegro_kuka import (  # noqa: F401, two fixtures
-    TURN_X,
-    TURN_Z,
-    act,
-    make_still,
-    nothing_in_the_way,
-    put_at_goal,
-    put_object,
-)
+    TURN_X, TURN_Z, act, make_still, nothing_in_the_way, put_at_goal, put_object,
+)  # fmt: skip
 
 THROW, REORIENTATION = "AllegroKukaThrow", "AllegroKukaReorientation"
 EVERYWHERE = torch.tensor([True])

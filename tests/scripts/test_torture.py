@@ -187,6 +187,14 @@ def test_a_full_disk_is_said_once_each_time_and_training_goes_on(disk, monkeypat
 
 
 @thread_of_the_log
+def test_training_goes_on_where_nothing_can_be_said(disk, monkeypatch):
+    """The log of the terminal may be on the full disk."""
+    between(monkeypatch, {2: disk[0], 4: disk[1]})
+    monkeypatch.setattr("sys.stderr", open("/dev/full", "w", buffering=1))
+    assert train(ppo, f"{FLAGS} {EIGHT} {EVERY_ITERATION}") == 0 and checkpoint(the_run())["iteration"] == 8
+
+
+@thread_of_the_log
 def test_a_run_whose_last_checkpoint_could_not_be_written_does_not_end_well(disk, monkeypatch, capsys):
     """With capsys what is printed goes to memory: a full disk refuses pytest's own file."""
     between(monkeypatch, {4: disk[0]})
