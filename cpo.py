@@ -95,7 +95,7 @@ class Args:
     separate_critic: bool = False
     """give the value an MLP of its own (SAPG's text; after a shared LSTM); off: one trunk (released code)"""
     init_std: float = 1.0
-    """initial standard deviation of the actions, at most 2 (released code: 1)"""
+    """initial standard deviation of the actions, at most 2 from the first update on (released code: 1)"""
     lstm: bool = False
     """put LSTM and LayerNorm before the MLP (released code of all three papers, for AllegroKuka)"""
     lstm_size: int = 768

@@ -53,10 +53,10 @@ def parse_args(Args, tuned, check_args=lambda args: None, argv=None):
     check_common_args(args)
     args.num_iterations = max(1, args.total_timesteps // (args.num_envs * args.num_steps))
     check_args(args)
+    changed = {k: getattr(args, k) for k in names if k == "env_id" or getattr(args, k) != getattr(Args, k)}
     if saved:
         check_resumable(args, saved)
         args.resume = os.path.abspath(args.resume if os.path.isdir(args.resume) else os.path.dirname(args.resume))
-    changed = {k: getattr(args, k) for k in names if k == "env_id" or getattr(args, k) != getattr(Args, k)}
     print(textwrap.fill(f"{script_name(Args)}.py {spell(changed)}", 120, **WRAP))
     larger = {k: tuned_row[k] for k in cpu_row if getattr(args, k) == defaults[k] != tuned_row.get(k, defaults[k])}
     if larger:
@@ -98,7 +98,7 @@ def check_common_args(args):
     if args.num_minibatches > args.num_envs // distributed.WORLD_SIZE:
         refuse("--num-minibatches", args.num_minibatches, "must be at most the environments of a process")
     if args.bf16 and args.lstm and (args.device != "cpu" or torch.backends.cpu.get_cpu_capability() == "AVX2"):
-        refuse("--bf16", True, "must be off with --lstm: PyTorch's is float16 on a GPU, none on a CPU without AVX-512")
+        refuse("--bf16", True, "must be off with --lstm: PyTorch's LSTM is float16 on a GPU and needs AVX-512 on a CPU")
 
 
 def check_resumable(args, saved):

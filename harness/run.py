@@ -50,7 +50,7 @@ class Run:
         else:
             name = f"{args.env_id}__{args.exp_name or self.script}".replace(":", "-").replace("/", "-")
             folders = (os.path.abspath(f"runs/{name}__{args.seed}__{i}") for i in range(int(time.time()), sys.maxsize))
-            self.folder = args.resume if saved else next(x for x in folders if not os.path.exists(x))  # of this second
+            self.folder = args.resume if saved else next(x for x in folders if not os.path.exists(x))  # not a twin's
             os.makedirs(self.folder, exist_ok=bool(saved))
             self.lock = lock_folder(self.folder)
         if saved:
@@ -70,10 +70,10 @@ class Run:
         self.handlers = {n: signal.signal(n, self.stop) for n in SIGNALS if signal.getsignal(n) != signal.SIG_IGN}
 
     def stop(self, signum, frame):
-        """The first signal ends the run after this iteration, with a checkpoint; a second one ends it at once."""
+        """The first signal ends the run after this iteration, with a checkpoint; another, unless SIGHUP, at once."""
         if self.signum and signum != signal.SIGHUP:  # which a closing terminal may send twice
             sys.exit(128 + signum)
-        self.signum, lost = signum, self.iteration + 1 - self.saved_iteration
+        self.signum, lost = self.signum or signum, self.iteration + 1 - self.saved_iteration
         with contextlib.suppress(OSError):  # the terminal may be gone
             if distributed.RANK == 0:  # print could be interrupted halfway, and may not be called again then
                 os.write(2, f"stopping after this iteration (Ctrl-C again: now, iterations lost: {lost})\n".encode())

@@ -57,15 +57,16 @@ def print_speed(env_id, num_envs, num_steps, iterations, models, late):
         print(f"{start} no time left for the engine | | | | | | |")
     else:
         try:
+            estimate = float(throughput.warp_memory(env_id) or "nan") * 1e3 * num_envs / 1e9
             engine, whole = throughput.environment_speed(env_id, num_envs, num_steps)
         except Exception as error:  # such as too many worlds for this GPU; the rest is worth having
             print(f"{start} {error!r:.200} | | | | | | |", flush=True)
             return
-        estimate = float(throughput.warp_memory(env_id) or "nan") * 1e3 * num_envs / 1e9
+        finally:
+            gc.collect()  # the environment's memory is not training's
+            torch.cuda.empty_cache()  # does nothing on a CPU
         print(f"{start} engine | {engine:,.0f} | | | | | {estimate:.2f} |")
         print(f"{start} environment | {whole:,.0f} | | | | | |", flush=True)
-        gc.collect()  # the environment's memory is not training's
-        torch.cuda.empty_cache()  # does nothing on a CPU
     for name, flags in models.items():
         if late():
             print(f"{start} no time left for {name} | | | | | | |")
@@ -74,8 +75,8 @@ def print_speed(env_id, num_envs, num_steps, iterations, models, late):
         command += ["--num-steps", "16", "--total-timesteps", str(num_envs * 16 * iterations)]
         try:
             run = throughput.train(command)
-        except SystemExit as error:  # such as too little memory
-            print(f"{start} training, {name}: {error} | | | | | | |", flush=True)
+        except (Exception, SystemExit) as error:  # such as too little memory
+            print(f"{start} training, {name}: {error!r:.200} | | | | | | |", flush=True)
             continue
         rollout, broken = run.rollout / (run.rollout + run.update), run.curves["charts/nan_worlds"][1][-1]
         memory = f"{run.memory:.2f} | {run.torch_memory:.2f} | {broken:.0f}"

@@ -1,9 +1,9 @@
 """Run experiments of `experiments.py`: `python -m benchmarks.scripts.run moat [--cores 0 1] [--variants ...]`.
 
 Each run is one script of this repository on one CPU core, or on more (--cores-per-run). What is done is skipped, what
-was interrupted is resumed, a run that fails is reported and the others go on; Ctrl-C and SIGTERM stop the runs with a
-checkpoint. Afterwards RESULTS/EXPERIMENT.csv holds what the finished runs logged, in the columns experiment, variant,
-seed, tag, step, value:
+was interrupted is resumed, a run that fails is reported and the others go on; Ctrl-C, SIGTERM and SIGHUP stop the runs
+with a checkpoint. Afterwards RESULTS/EXPERIMENT.csv holds what the finished runs logged, in the columns experiment,
+variant, seed, tag, step, value:
 
     step a number       a curve, thinned to at most 50 means over equal parts (only the experiment's `tags`)
     step "final"        mean over the last 5 % of the curve's points (or the experiment's `final_share`)
@@ -21,6 +21,7 @@ tell them apart: `--repository ../old-checkout --label before`.
 """
 
 import argparse
+import contextlib
 import csv
 import fcntl
 import fnmatch
@@ -79,7 +80,7 @@ class Run:
             raise RuntimeError("is being run by another process")
         if (self.folder / "run.json").exists():  # what another process has done since
             self.record.update(json.loads((self.folder / "run.json").read_text()))
-        if (self.folder / "log.txt").exists() and self.last_line().startswith("finished: "):
+        if self.done or (self.folder / "log.txt").exists() and self.last_line().startswith("finished: "):
             self.record["status"] = 0  # also where that process was killed
             self.write()
             lock.close()
@@ -145,10 +146,13 @@ def execute(runs, places):
     print(f"{len(runs)} runs, {len(runs) - len(waiting)} done", flush=True)
 
     def stop(signum, frame):
+        if stopping and signum == signal.SIGHUP:  # which a closing terminal may send twice
+            return
         stopping.append(signum)
-        print("stopping: each run writes a checkpoint after its present iteration", flush=True)
         for run in running:
             run.process.terminate()
+        with contextlib.suppress(OSError, RuntimeError):  # the terminal may be gone, or printing just now
+            print("stopping: each run writes a checkpoint after its present iteration", flush=True)
 
     signals = [n for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) != signal.SIG_IGN]
     handlers = {signum: signal.signal(signum, stop) for signum in signals}
@@ -181,7 +185,7 @@ def execute(runs, places):
                 reported = time.time()
                 print(f"{len(waiting)} runs wait,", *(f"{run.title}: {run.last_line()}" for run in running), flush=True)
     finally:
-        for run in running:  # whatever happened, none is left alone
+        for run in running if not stopping else ():  # whatever happened, none is left alone
             run.process.terminate()
         for run in running:
             run.process.wait()
@@ -284,11 +288,10 @@ def collect(name, folder, results, repository):
             continue
         if record["command"] not in [command(experiment, each, key[1]) for each in variants]:
             print(f"{record_path.parent}: left out, its flags are not those of a variant of {name}")
-            rows.pop(key, None)
             continue
         try:
             found = collect_run(experiment, record, record_path.parent, repository)
-        except (OSError, ValueError, subprocess.CalledProcessError) as error:  # the other runs are worth having
+        except (KeyError, OSError, ValueError, subprocess.CalledProcessError) as error:  # the others are worth having
             print(f"{record_path.parent}: cannot be collected: {error}")
             continue
         rows[key] = [[name, *key, *row] for row in found]

@@ -7,7 +7,7 @@ On a GPU, with MuJoCo Warp: `--num-envs 4096 8192 16384 24576 49152 --num-agents
 In one run: (a) the engine's step (physics, read-out of poses, checks) and (b) the whole environment around it, under
 random actions, resets included; (c) training with an MLP and (d) with the papers' LSTM, split into rollout and update;
 (e) EPO with 6 and with 64 agents. Medians over iterations, the first left out; peak memory is the process's on a CPU,
-on a GPU all that is in use there. With `--env-id all` (a) and (b) of every robot task, and the memory that a world
+on a GPU the most that a run took. With `--env-id all` (a) and (b) of every robot task, and the memory that a world
 takes on MuJoCo Warp, if that is installed. Prints a Markdown table.
 """
 
@@ -52,7 +52,7 @@ def now():
 def environment_speed(env_id, num_envs, num_steps):
     """Steps per second of the engine alone and of the whole environment, over the same steps of the same run.
 
-    A GPU is waited for twice in each step, which training does not.
+    Waits for the GPU four times per step; training does not.
     """
     env = envs.make(env_id, num_envs, DEVICE)
     engine_step, engine_times, times = env.engine.step, [], []
@@ -85,7 +85,7 @@ class Training(NamedTuple):
     speed: float  # steps per second
     rollout: float  # s
     update: float  # s
-    memory: float  # GB: of the process, on a GPU of what is in use there beside this process
+    memory: float  # GB: of the process, on a GPU the most that it took there
     torch_memory: float  # GB of a GPU's memory that torch itself held
     curves: Dict[str, tuple]
 

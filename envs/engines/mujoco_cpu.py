@@ -18,7 +18,7 @@ POSE = (  # the sensors of each body: 3 + 4 + 3 + 3 = 13 numbers
     mujoco.mjtSensor.mjSENS_FRAMELINVEL,
     mujoco.mjtSensor.mjSENS_FRAMEANGVEL,
 )
-FRAMES = ("body_pos", "body_quat", "jnt_pos", "jnt_axis", "qpos0")  # what poses depend on, and not on sizes and masses
+FRAMES = ("body_pos", "body_quat", "jnt_pos", "jnt_axis", "qpos0")  # all that poses depend on
 HUGE = 1e6  # SI units; a position, velocity or time beyond it means that the world has diverged
 
 
@@ -207,7 +207,7 @@ def _make_readout(spec, bodies):
 
 
 def _expand(batch, models, fields=None):
-    """Give world i of a mujoco.batch.Batch of models[0] what is different in models[i % len(models)], or fields of it.
+    """Give world i of a mujoco.batch.Batch of models[0] what is different in models[i % len(models)], or only fields.
 
     Raises ValueError for what worlds cannot have of their own, such as a mesh.
     """

@@ -123,7 +123,7 @@ def test_fitness_is_of_the_latest_episodes_that_began_after_the_last_copies(copi
     ("--pbt-interval 1500", [1512]), ("--total-timesteps 21600", [1080, 1728, 2376]),
 ])  # fmt: skip
 def test_the_schedule_counts_environment_steps(flags, expected, monkeypatch):
-    """Unset: 1 % of the run, or DexPBT's of a long one. After two iterations every environment has an episode."""
+    """Unset: 1 % of the run, or those of a long one. After two iterations every environment has an episode."""
     assert pbt.SCHEDULE == {"pbt_start": 100_000_000, "pbt_interval": 20_000_000}
     monkeypatch.setattr(pbt, "SCHEDULE", {"pbt_start": 1000, "pbt_interval": 500})
     seen = []

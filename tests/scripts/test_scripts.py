@@ -196,7 +196,7 @@ RATIO = "--num-agents 4 --aggregation leader-follower --off-policy-ratio"
     (epo, f"{MOAT_64} --num-agents 8 --num-elites 1", "--num-elites 1", "between 2 and 6"),
     (epo, f"{MOAT_64} --num-agents 8 --num-elites 7", "--num-elites 7", "between 2 and 6"),
     (pbt, f"{MOAT_64} --num-agents 8 --num-minibatches 9", "--num-minibatches 9", "at most 8, an agent's environments"),
-    (ppo, f"{MOAT_64} --lstm --bf16", "--bf16 True", "off with --lstm.* without AVX-512"),
+    (ppo, f"{MOAT_64} --lstm --bf16", "--bf16 True", "off with --lstm.* needs AVX-512"),
 ], ids=lambda x: x.__name__ if hasattr(x, "__name__") else None)  # fmt: skip
 def test_bad_input_is_one_line_before_anything_is_created(script, flags, name, valid, capsys, monkeypatch):
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
