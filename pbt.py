@@ -360,9 +360,9 @@ def main(argv=None):
     global_step = run.global_step
     for iteration in range(run.iteration + 1, args.num_iterations + 1):
         # ---------------------------------------------------------------- PBT: exploit and explore
-        pairs, share = [], harness.average((~objectives.isnan()).float().view(A, -1).mean(1))  # 0.9: ours, as EPO's
+        pairs, share = [], harness.average((~objectives.isnan()).float().view(A, -1).mean(1))
         fitness = harness.average(objectives.nan_to_num().view(A, -1).mean(1)) / share
-        if global_step >= max(args.pbt_start, last_copy.item() + args.pbt_interval) and (share >= 0.9).all():
+        if global_step >= max(args.pbt_start, last_copy.item() + args.pbt_interval) and (share >= 0.9).all():  # ours
             pairs = exploit_and_explore(agent, optimizer, fitness, args.mutation_rate)
             objectives.fill_(math.nan)
             last_copy.fill_(global_step)

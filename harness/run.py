@@ -50,7 +50,7 @@ class Run:
         else:
             name = f"{args.env_id}__{args.exp_name or self.script}".replace(":", "-").replace("/", "-")
             folders = (os.path.abspath(f"runs/{name}__{args.seed}__{i}") for i in range(int(time.time()), sys.maxsize))
-            self.folder = args.resume if saved else next(x for x in folders if not os.path.exists(x))  # not a twin's
+            self.folder = args.resume if saved else next(x for x in folders if not os.path.exists(x))  # the first free
             os.makedirs(self.folder, exist_ok=bool(saved))
             self.lock = lock_folder(self.folder)
         if saved:

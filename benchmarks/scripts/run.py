@@ -163,7 +163,8 @@ def execute(runs, places):
                 try:
                     run.start(free[0])
                 except (OSError, RuntimeError, subprocess.SubprocessError) as error:  # no such core, for one
-                    failed += [run.title] * (not run.done)
+                    if not run.done:
+                        failed.append(run.title)
                     print(f"{run.title}: {error}", flush=True)
                     continue
                 free.pop(0)

@@ -214,7 +214,9 @@ def _expand(batch, models, fields=None):
     which = np.arange(batch.nsim) % len(models)
     for prefix, parts, types in (("", models, ()), ("opt.", [model.opt for model in models], (int,))):
         for name in dir(parts[0]):
-            if name in (fields or [name]) and isinstance(getattr(parts[0], name), (float, np.ndarray, *types)):
+            if fields and name not in fields:
+                continue
+            if isinstance(getattr(parts[0], name), (float, np.ndarray, *types)):
                 values = np.array([getattr(part, name) for part in parts])
                 if (values != values[0]).any():
                     batch.expand(prefix + name)[:] = values[which]

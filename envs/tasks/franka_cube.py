@@ -15,7 +15,7 @@ from envs.models.franka import NUM_ARM, NUM_JOINTS
 from envs.operational_space_control import OperationalSpaceController
 
 LINKS, GRIP, HAND = slice(0, 9), 9, slice(9, 12)  # indices into the engine's bodies; the hand: grip site, tips
-# MuJoCo Warp's buffers, per world: contacts (random arms made 8.4 on average), rows of constraints (at most 84)
+# MuJoCo Warp's buffers, per world: contacts (random arms made 8.4 on average), rows (a trained policy at most 84)
 MAX_CONTACTS, MAX_CONSTRAINTS = 24, 192
 ACTION_SCALE = (0.1, 0.1, 0.1, 0.5, 0.5, 0.5)  # m and rad, displacement requested by an action of 1
 STIFFNESS, REST_STIFFNESS = 150.0, 10.0  # 1/s^2, of the hand and of the arm's pose
