@@ -298,9 +298,9 @@ EXPERIMENTS = {
                 "5 epochs, less and less noise", "ppo.py", "--update-epochs 5 --ent-coef -0.001",
                 total_timesteps=48_000_000,
             ),
-            Variant(
-                "SAPG-6", "sapg.py", "--clip-vloss --num-minibatches 19 --num-agents 6", total_timesteps=20_000_000,
-            ),
+            Variant("SAPG-6", "sapg.py", "--num-agents 6 --num-minibatches 19", total_timesteps=20_000_000),
+            Variant("CPO-6", "cpo.py", "--num-agents 6 --num-minibatches 19", total_timesteps=20_000_000),
+            Variant("EPO-16, Eq. 3", "epo.py", "--num-agents 16 --num-minibatches 17", total_timesteps=20_000_000),
         ),
     ),
     # CleanRL's mean of ten seeds: 432.6 +- 82.5 (docs/rl-algorithms/ppo.md there)
