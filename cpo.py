@@ -18,14 +18,16 @@ from typing import Literal, Optional, Tuple
 
 import envs  # before torch: Isaac Gym must be imported first
 import harness
-from harness import LEADER, MAX_LOG_RATIO, hyperparameters  # agent 0; 20, so that ratios stay finite
+from harness import hyperparameters
 
 import torch
 import torch.nn as nn
 import tyro
 from torch.distributions import Normal, kl_divergence
 
-MAX_STD = 2.0  # of an action; ours: the environment clamps actions, so without a bound the entropy bonus has no cost
+MAX_STD = 2.0  # of an action: the environment clamps actions, so without a bound the entropy bonus would cost nothing
+MAX_LOG_RATIO = 20.0  # of pi_new / pi_old, so that the ratio stays finite; no useful ratio comes near it
+LEADER = 0  # SAPG 4.3: agent 0, which acts in the first n environments, also learns from the others' data
 MAX_AWAC_WEIGHT = 100.0  # CPO: released code
 
 
@@ -194,6 +196,8 @@ def make_mlp(width, sizes):
 class Agent(nn.Module):
     """All agents' network: action distribution, and value in normalised units; one trunk unless --separate-critic."""
 
+    leader = LEADER  # SAPG: whom evaluate.py plays
+
     def __init__(self, num_obs, num_actions, args):
         super().__init__()
         self.obs_rms = RunningMeanStd(num_obs)
@@ -219,22 +223,23 @@ class Agent(nn.Module):
         """obs (T, N, D), dones (T, N): whether obs begins an episode (None: never), lstm_state (1, N, 2H) before it.
         agent_ids (1, N): whose latent each column is conditioned on.
 
-        Returns the MLPs' input (T, N, F) and the state after each step (T, N, 2H); with gradients, fewer (see cuts).
+        Returns the MLPs' input (T, N, F) and the LSTM's state after each step (T, N, 2H).
         """
         x = self.obs_rms.normalize(obs)
         x = torch.cat([x, self.latents[agent_ids].expand(len(x), -1, -1)], -1)  # SAPG 4.4
         if not self.state_size:
             return x, lstm_state.expand(len(x), -1, -1)
-        dones = torch.zeros_like(x[..., 0], dtype=torch.bool) if dones is None else dones
-        # without gradients one call per step, for the state after it; with them a new call where an episode begins
-        cuts = (dones[1:].any(1).nonzero()[:, 0] + 1).tolist() if torch.is_grad_enabled() else [*range(1, len(x))]
-        outputs, states = [], [lstm_state]
-        for t, steps in zip([0, *cuts], x.tensor_split(cuts)):
-            h, c = (states[-1] * ~dones[t, :, None]).chunk(2, dim=-1)  # an episode begins with an empty memory
-            output, state = self.lstm(steps, (h.contiguous(), c.contiguous()))
+        outputs = []
+        lstm_states = []
+        for t in range(len(x)):
+            if dones is not None:
+                lstm_state = lstm_state * ~dones[t, :, None]  # an episode begins with an empty memory
+            h, c = lstm_state.chunk(2, dim=-1)
+            output, (h, c) = self.lstm(x[t : t + 1], (h.contiguous(), c.contiguous()))
+            lstm_state = torch.cat([h, c], -1)
             outputs.append(output)
-            states.append(torch.cat(state, -1))
-        return self.layer_norm(torch.cat(outputs)), torch.cat(states[1:])
+            lstm_states.append(lstm_state)
+        return self.layer_norm(torch.cat(outputs)), torch.cat(lstm_states)
 
     def get_value(self, obs, agent_ids, dones, lstm_state):
         """Normalised value (T, N)."""
@@ -242,24 +247,20 @@ class Agent(nn.Module):
         return self.critic((self.critic_mlp or self.mlp)(x)).squeeze(-1)
 
     def get_action_and_value(self, obs, agent_ids, dones, lstm_state, action=None):
-        """Action (T, N, U), its log-probability (T, N), the Normal policy, normalised value (T, N), states."""
+        """Action (T, N, U), its log-probability (T, N), the Normal policy, normalised value (T, N), LSTM states."""
         with torch.autocast(obs.device.type, torch.bfloat16, enabled=self.bf16 and torch.is_grad_enabled()):
-            x, states = self.encode(obs, agent_ids, dones, lstm_state)
+            x, lstm_states = self.encode(obs, agent_ids, dones, lstm_state)
             features = self.mlp(x)
             mean = self.actor(features).float()
             value = self.critic(self.critic_mlp(x) if self.critic_mlp else features).squeeze(-1).float()
         policy = Normal(mean, self.actor_logstd[agent_ids].exp().expand_as(mean), validate_args=False)
         if action is None:
             action = mean + policy.stddev * torch.randn_like(mean)  # on a GPU policy.sample() waits for the device
-        return action, policy.log_prob(action).sum(-1), policy, value, states
-
-    def best_action(self, policy):
-        """What evaluations, films and exports play."""
-        return policy.mean
+        return action, policy.log_prob(action).sum(-1), policy, value, lstm_states
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Advantages and targets
+# Advantages, targets and learning rate
 # ----------------------------------------------------------------------------------------------------------------------
 def compute_gae(rewards, values, next_values, ends, gamma, gae_lambda):
     """Generalised advantage estimation (arXiv 1506.02438, Eq. 16), restarted at episode ends. All (T, N).
@@ -268,9 +269,10 @@ def compute_gae(rewards, values, next_values, ends, gamma, gae_lambda):
     ends[t] is True where action t ended an episode.
     """
     deltas = rewards + gamma * next_values - values
-    advantages, running = torch.zeros_like(rewards), torch.zeros_like(rewards[0])
+    advantages = torch.zeros_like(rewards)
+    running = torch.zeros_like(rewards[0])
     for t in reversed(range(len(rewards))):
-        running = deltas[t] + gamma * gae_lambda * running * ~ends[t]
+        running = deltas[t] + gamma * (gae_lambda * running) * ~ends[t]
         advantages[t] = running
     return advantages
 
@@ -282,6 +284,15 @@ def n_step_returns(rewards, next_values, ends, gamma, n):
         longer = rewards[:-1] + gamma * torch.where(ends[:-1], next_values[:-1], returns[1:])
         returns = torch.cat([longer, returns[-1:]])
     return returns
+
+
+def adapt_learning_rate(lr, kl, threshold):
+    """rl_games' rule: keep the KL divergence between half and twice the threshold."""
+    if threshold and kl > 2.0 * threshold:
+        return max(lr / 1.5, 1e-6)
+    if threshold and kl < 0.5 * threshold:
+        return min(lr * 1.5, 1e-2)
+    return lr
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -341,7 +352,8 @@ def awac_batch(agent, batch, rewards, next_obs, terminated, args):
     Returns columns (P,) in the leader's block, followers (P,) ids, and advantages (T, P): each follower's own, 1 step.
     Columns are indices, so that no observation is kept twice; chunks keep the memory independent of A.
     """
-    n, device = rewards.shape[1] // args.num_agents, rewards.device
+    device = rewards.device
+    n = rewards.shape[1] // args.num_agents
     num_followers = args.num_agents - 1 if args.awac_coef else 0
     columns = torch.arange(LEADER * n, (LEADER + 1) * n, device=device).repeat(num_followers)
     followers = LEADER + 1 + torch.arange(num_followers, device=device).repeat_interleave(n)
@@ -352,6 +364,15 @@ def awac_batch(agent, batch, rewards, next_obs, terminated, args):
             relabelled = offpolicy_batch(agent, batch, rewards, next_obs, terminated, chunk, learners, args)
             advantages.append(relabelled["advantages"])
     return {"columns": columns, "followers": followers, "advantages": torch.cat(advantages, 1)}
+
+
+def awac_minibatch(awac, batch, rows):
+    """Those of awac's rows (P',): what the leader saw and did, and the follower that imitates it. (T or 1, P', ...)"""
+    columns = awac["columns"][rows]
+    mb = {key: batch[key][:, columns] for key in ("obs", "dones", "lstm_state", "actions")}
+    mb["agent_ids"] = awac["followers"][None, rows]
+    mb["advantages"] = awac["advantages"][:, rows]
+    return mb
 
 
 class Discriminator(nn.Module):
@@ -385,13 +406,65 @@ def discriminator_step(discriminator, optimizer, obs, actions, agent_ids, num_mi
     return log_d.gather(-1, labels[..., None]).squeeze(-1), accuracy
 
 
-def adapt_learning_rate(lr, kl, threshold):
-    """rl_games' rule: keep the KL divergence between half and twice the threshold."""
-    if threshold and kl > 2.0 * threshold:
-        return max(lr / 1.5, 1e-6)
-    if threshold and kl < 0.5 * threshold:
-        return min(lr * 1.5, 1e-2)
-    return lr
+# ----------------------------------------------------------------------------------------------------------------------
+# Loss
+# ----------------------------------------------------------------------------------------------------------------------
+def minibatch_loss(agent, mb, awac_mb, ent_coefs, args):
+    """The loss of a minibatch: columns of the batch, every entry (T or 1, M, ...).
+
+    ent_coefs (A,): the entropy coefficient of each agent.
+    awac_mb: rows to imitate, see awac_minibatch.
+
+    Returns the loss, the mean of KL(old policy, new policy), and its terms to log, name -> mean over the rows.
+    """
+    _, newlogprob, policy, newvalue, _ = agent.get_action_and_value(
+        mb["obs"], mb["agent_ids"], mb["dones"], mb["lstm_state"], mb["actions"]
+    )
+    advantages = mb["advantages"]
+    if args.reverse_kl_coef:  # CPO Eq. 25, with the follower's gradient through the advantage, as released
+        with torch.no_grad():
+            leader_ids = torch.full_like(mb["agent_ids"], LEADER)
+            leader_logprob = agent.get_action_and_value(
+                mb["obs"], leader_ids, mb["dones"], mb["lstm_state"], mb["actions"]
+            )[1]
+        follows = (mb["agent_ids"] != LEADER) * (1 - mb["is_offpolicy"])
+        advantages = advantages - args.reverse_kl_coef * follows * (newlogprob - leader_logprob)
+    ratio = (newlogprob - mb["logprobs"]).clamp(max=MAX_LOG_RATIO).exp()  # (T, M)
+    # SAPG Eq. 3: mu is 1 on-policy (PPO's clip, Eq. 2), and off-policy too unless --off-policy-mu
+    clipped_ratio = ratio.clamp(mb["mu"] * (1 - args.clip_coef), mb["mu"] * (1 + args.clip_coef))
+    pg_loss = -torch.min(ratio * advantages, clipped_ratio * advantages)
+    v_loss = 0.5 * (newvalue - mb["returns"]) ** 2
+    if args.clip_vloss:
+        clipped_value = mb["values"] + (newvalue - mb["values"]).clamp(-args.clip_coef, args.clip_coef)
+        v_loss = torch.max(v_loss, 0.5 * (clipped_value - mb["returns"]) ** 2)
+    entropy = policy.entropy().sum(-1)
+    bounds_loss = (policy.mean.abs() - 1.1).clamp(min=0.0).square().sum(-1)
+    ent_coef = ent_coefs[mb["agent_ids"]]  # SAPG 4.5
+    loss = pg_loss + args.vf_coef * v_loss - ent_coef * entropy + args.bounds_coef * bounds_loss
+    weight = 1 + (args.off_policy_coef - 1) * mb["is_offpolicy"]  # SAPG Eq. 4, 9
+    loss = (loss * weight / harness.average(weight.mean()).clamp(min=1e-8)).mean()
+    awac_loss = torch.zeros_like(loss)
+    if awac_mb["obs"].shape[1]:  # CPO Eq. 10, 11: a follower's log-likelihood of the leader's actions
+        awac_logprob = agent.get_action_and_value(
+            awac_mb["obs"], awac_mb["agent_ids"], awac_mb["dones"], awac_mb["lstm_state"], awac_mb["actions"]
+        )[1]
+        awac_weight = (awac_mb["advantages"] / args.awac_temperature).exp().clamp(max=MAX_AWAC_WEIGHT)
+        rows = harness.average(weight.sum())  # each imitated row counts as one of SAPG's
+        awac_loss = -(awac_weight * awac_logprob).sum() / rows.clamp(min=1e-8)
+    loss = loss + args.awac_coef * awac_loss
+
+    with torch.no_grad():
+        old_policy = Normal(mb["means"], mb["logstds"].exp(), validate_args=False)
+        kl = kl_divergence(old_policy, policy).sum(-1).mean()
+        terms = {
+            "policy_loss": pg_loss.mean(),
+            "value_loss": v_loss.mean(),
+            "entropy": entropy.mean(),
+            "bounds_loss": bounds_loss.mean(),
+            "clipfrac": (clipped_ratio != ratio).float().mean(),
+            "awac_loss": awac_loss.detach(),  # CPO Eq. 10, 11
+        }
+    return loss, kl, terms
 
 
 def main(argv=None):
@@ -409,7 +482,7 @@ def main(argv=None):
     agent_ids = torch.arange(args.num_agents, device=device).repeat_interleave(N // args.num_agents)[None]  # (1, N)
     ent_coefs = args.ent_coef + torch.linspace(0.0, args.max_ent_coef, args.num_agents, device=device)  # (A,)
 
-    # Storage: entry T of obs, dones and values is the step after the window
+    # Storage: entry T of obs, dones, values and lstm_states is the step after the window
     obs = torch.zeros(T + 1, N, env.num_obs, device=device)
     dones = torch.zeros(T + 1, N, dtype=torch.bool, device=device)  # obs[t] begins an episode
     values = torch.zeros(T + 1, N, device=device)
@@ -418,43 +491,43 @@ def main(argv=None):
     logprobs = torch.zeros(T, N, device=device)
     rewards = torch.zeros(T, N, device=device)
     terminated = torch.zeros(T, N, dtype=torch.bool, device=device)
-    next_obs = torch.zeros(T, N, env.num_obs, device=device)  # the result of each action: final_obs where it ended
-    final_values = torch.zeros(T, N, device=device)  # V(next_obs) where truncated
-    states = torch.zeros(T, N, agent.state_size, device=device)  # after each step
-    lstm_state = torch.zeros(1, N, agent.state_size, device=device)  # before obs[0]
+    next_obs = torch.zeros(T, N, env.num_obs, device=device)  # what each action led to, before any reset
+    final_values = torch.zeros(T, N, device=device)  # V(next_obs) where an episode was truncated
+    lstm_states = torch.zeros(T + 1, N, agent.state_size, device=device)  # before obs[t]
 
     obs[0] = env.reset()
     dones[0] = True
     episodes = harness.EpisodeStatistics(N, args.num_agents, device)
-    state = {
-        "agent": agent, "optimizer": optimizer, "env": env, "episodes": episodes,
-        "obs": obs[0], "dones": dones[0], "lstm_state": lstm_state,  # views: written in place below
-    }  # fmt: skip
+    # Together these are all that a run is: what is in neither of them is lost on --resume. The tensors are views of
+    # what the next iteration begins with
+    learner = {"agent": agent, "optimizer": optimizer}  # the same in every process
+    rollout = {"env": env, "episodes": episodes, "obs": obs[0], "dones": dones[0], "lstm_state": lstm_states[0]}
     if args.adversarial_coef:  # CPO Eq. 12
-        state.update(discriminator=discriminator, discriminator_optimizer=discriminator_optimizer)
-    run = harness.Run(args, state, saved)
+        learner["discriminator"] = discriminator
+        learner["discriminator_optimizer"] = discriminator_optimizer
+    run = harness.Run(args, learner, rollout, saved)
     global_step = run.global_step
     for iteration in range(run.iteration + 1, args.num_iterations + 1):
         # ---------------------------------------------------------------- Rollout
         rollout_start = time.perf_counter()
-        next_lstm_state = lstm_state
         with torch.no_grad():
             for t in range(T):
-                action, logprobs[t], policy, values[t], next_lstm_state = agent.get_action_and_value(
-                    obs[t : t + 1], agent_ids, dones[t : t + 1], next_lstm_state
+                action, logprobs[t], policy, values[t], lstm_states[t + 1] = agent.get_action_and_value(
+                    obs[t : t + 1], agent_ids, dones[t : t + 1], lstm_states[t : t + 1]
                 )
                 actions[t] = action
                 means[t] = policy.mean
-                states[t] = next_lstm_state
                 obs[t + 1], reward, terminated[t], truncated, info = env.step(action[0])
                 rewards[t] = args.reward_scale * reward
                 dones[t + 1] = terminated[t] | truncated
                 next_obs[t] = torch.where(dones[t + 1][:, None], info["final_obs"], obs[t + 1])
                 episodes.record(info["episode"])
-            values[T] = agent.get_value(obs[T:], agent_ids, dones[T:], next_lstm_state)
-            at = (dones[1:] & ~terminated).nonzero(as_tuple=True)  # steps and columns of truncated episodes
-            if len(at[0]):
-                final_values[at] = agent.get_value(next_obs[at][None], agent_ids[:, at[1]], None, states[at][None])[0]
+            values[T] = agent.get_value(obs[T:], agent_ids, dones[T:], lstm_states[T:])
+            steps, columns = (dones[1:] & ~terminated).nonzero(as_tuple=True)  # where an episode was truncated
+            if len(steps):
+                final_values[steps, columns] = agent.get_value(
+                    next_obs[None, steps, columns], agent_ids[:, columns], None, lstm_states[None, steps + 1, columns]
+                )[0]
         global_step += T * args.num_envs
         harness.share_curriculum(env)
 
@@ -463,7 +536,8 @@ def main(argv=None):
         raw_values = agent.value_rms.denormalize(values)
         next_values = torch.where(dones[1:], agent.value_rms.denormalize(final_values), raw_values[1:]) * ~terminated
         # CPO Eq. 12: off-policy targets and the imitation use the environment's reward alone
-        onpolicy_rewards, adversarial = rewards, {}
+        onpolicy_rewards = rewards
+        adversarial = {}
         if args.adversarial_coef:
             log_d, accuracy = discriminator_step(
                 discriminator, discriminator_optimizer, agent.obs_rms.normalize(obs[:-1]), actions, agent_ids,
@@ -480,7 +554,7 @@ def main(argv=None):
         batch = {  # every entry (T or 1, N, ...): columns are dimension 1
             "obs": obs[:-1],
             "dones": dones[:-1],
-            "lstm_state": lstm_state,
+            "lstm_state": lstm_states[:1],
             "actions": actions,
             "logprobs": logprobs,
             "means": means,
@@ -511,88 +585,48 @@ def main(argv=None):
         agent.obs_rms.update(obs[:-1])
 
         # ---------------------------------------------------------------- Update
-        step_losses = defaultdict(list)  # name -> one number per gradient step
+        losses = defaultdict(list)  # name -> one number per gradient step
         for epoch in range(args.update_epochs):
             kls = []
             order = torch.randperm(batch["obs"].shape[1], device=device)
             awac_order = torch.randperm(len(awac["columns"]), device=device)  # CPO Eq. 10
-            chunks = zip(order.tensor_split(args.num_minibatches), awac_order.tensor_split(args.num_minibatches))
-            for columns, awac_columns in chunks:
+            awac_chunks = awac_order.tensor_split(args.num_minibatches)
+            for columns, awac_rows in zip(order.tensor_split(args.num_minibatches), awac_chunks):
                 mb = {key: value[:, columns] for key, value in batch.items()}
-                _, newlogprob, policy, newvalue, _ = agent.get_action_and_value(
-                    mb["obs"], mb["agent_ids"], mb["dones"], mb["lstm_state"], mb["actions"]
-                )
-                entropy = policy.entropy().sum(-1)  # (T, M)
-                ratio = (newlogprob - mb["logprobs"]).clamp(max=MAX_LOG_RATIO).exp()
-                if args.reverse_kl_coef:  # CPO Eq. 25, with the follower's gradient through the advantage, as released
-                    with torch.no_grad():
-                        leader_ids = torch.full_like(mb["agent_ids"], LEADER)
-                        leader_logprob = agent.get_action_and_value(
-                            mb["obs"], leader_ids, mb["dones"], mb["lstm_state"], mb["actions"]
-                        )[1]
-                    follows = (mb["agent_ids"] != LEADER) * (1 - mb["is_offpolicy"])
-                    mb["advantages"] = mb["advantages"] - args.reverse_kl_coef * follows * (newlogprob - leader_logprob)
-                # SAPG Eq. 3: mu is 1 on-policy (PPO's clip, Eq. 2), and off-policy too unless --off-policy-mu
-                clipped_ratio = ratio.clamp(mb["mu"] * (1 - args.clip_coef), mb["mu"] * (1 + args.clip_coef))
-                pg_loss = -torch.min(ratio * mb["advantages"], clipped_ratio * mb["advantages"])
-                v_loss = 0.5 * (newvalue - mb["returns"]) ** 2
-                if args.clip_vloss:
-                    clipped_value = mb["values"] + (newvalue - mb["values"]).clamp(-args.clip_coef, args.clip_coef)
-                    v_loss = torch.max(v_loss, 0.5 * (clipped_value - mb["returns"]) ** 2)
-                bounds_loss = (policy.mean.abs() - 1.1).clamp(min=0.0).square().sum(-1)
-                ent_coef = ent_coefs[mb["agent_ids"]]  # SAPG 4.5
-                loss = pg_loss + args.vf_coef * v_loss - ent_coef * entropy + args.bounds_coef * bounds_loss
-                weight = 1 + (args.off_policy_coef - 1) * mb["is_offpolicy"]  # SAPG Eq. 4, 9
-                total_loss = (loss * weight / harness.average(weight.mean()).clamp(min=1e-8)).mean()
-                awac_loss = torch.zeros((), device=device)
-                if len(awac_columns):  # CPO Eq. 10, 11: a follower's log-likelihood of the leader's actions
-                    leader_columns = awac["columns"][awac_columns]
-                    awac_logprob = agent.get_action_and_value(
-                        obs[:-1, leader_columns], awac["followers"][None, awac_columns], dones[:-1, leader_columns],
-                        lstm_state[:, leader_columns], actions[:, leader_columns],
-                    )[1]  # fmt: skip
-                    awac_weight = (awac["advantages"][:, awac_columns] / args.awac_temperature).exp()
-                    awac_terms = -awac_weight.clamp(max=MAX_AWAC_WEIGHT) * awac_logprob
-                    rows = harness.average(weight.sum())  # each imitated row counts as one of SAPG's
-                    awac_loss = awac_terms.sum() / rows.clamp(min=1e-8)
-                total_loss = total_loss + args.awac_coef * awac_loss
+                awac_mb = awac_minibatch(awac, batch, awac_rows)  # CPO Eq. 10
+                loss, kl, terms = minibatch_loss(agent, mb, awac_mb, ent_coefs, args)
                 optimizer.zero_grad()
-                total_loss.backward()
+                loss.backward()
                 harness.average_gradients(agent)
-                grad_norm = nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
+                terms["grad_norm"] = nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
                 optimizer.step()
-
                 with torch.no_grad():
                     agent.actor_logstd.clamp_(max=math.log(MAX_STD))
-                    old_policy = Normal(mb["means"], mb["logstds"].exp(), validate_args=False)
-                    kls.append(kl_divergence(old_policy, policy).sum(-1).mean())
-                    terms = {
-                        "policy_loss": pg_loss, "value_loss": v_loss, "entropy": entropy, "bounds_loss": bounds_loss,
-                        "clipfrac": (clipped_ratio != ratio).float(), "grad_norm": grad_norm,
-                    }  # fmt: skip
-                    terms["awac_loss"] = awac_loss  # CPO Eq. 10, 11
-                    for name, term in terms.items():
-                        step_losses[f"losses/{name}"].append(term.mean())
+                kls.append(kl)
+                for name, value in terms.items():
+                    losses[f"losses/{name}"].append(value)
             kl = harness.average(torch.stack(kls).mean()).item()
             group = optimizer.param_groups[0]
             if epoch or args.num_minibatches > 1:  # with one minibatch, the first KL is taken before any step
                 group["lr"] = adapt_learning_rate(group["lr"], kl, args.kl_threshold)
-        losses = {name: torch.stack(steps) for name, steps in step_losses.items()}
+        losses = {name: torch.stack(steps) for name, steps in losses.items()}
         run.check_finite(iteration, {"observations": obs, "rewards": rewards, **losses})
         obs[0] = obs[T]
         dones[0] = dones[T]
-        lstm_state.copy_(next_lstm_state)
+        lstm_states[0] = lstm_states[T]
 
         # ---------------------------------------------------------------- Log
         action_std = agent.actor_logstd.detach().exp().mean(1)  # of each agent
-        scalars = {
+        logs = {
             **{f"charts/{name}": value for name, value in info["metrics"].items()},
             **episodes.end_iteration(),
             "charts/reward_per_step": rewards.mean() / args.reward_scale,
-            "charts/action_std": action_std[0], "charts/action_std_max": action_std.max(),
+            "charts/action_std": action_std[0],
+            "charts/action_std_max": action_std.max(),
             "charts/learning_rate": group["lr"],
             **losses,
-            "losses/approx_kl": kl, "losses/explained_variance": explained_variance,
+            "losses/approx_kl": kl,
+            "losses/explained_variance": explained_variance,
             **harness.population_scalars(agent, episodes),  # SAPG
             **adversarial,  # CPO
             **diagnosis,
@@ -600,7 +634,7 @@ def main(argv=None):
             "perf/update_s": time.perf_counter() - update_start,
         }
         run.checkpoint(iteration, global_step)
-        run.log(iteration, global_step, scalars)
+        run.log(iteration, global_step, logs)
         if run.stopping:
             break
     run.close()

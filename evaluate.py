@@ -5,6 +5,7 @@ Plays a checkpoint, or a policy of policies/, with the network of the script tha
 
 import dataclasses
 import importlib.util
+import inspect
 import math
 import os
 import sys
@@ -67,7 +68,7 @@ def make_env(saved, num_envs, seed, engine, device):
         harness.refuse("task", f"{env_id} on engine {engine}", error)
     env = envs.make(env_id, num_envs, device, seed, engine)
     for name in getattr(env, "curriculum", ()):
-        getattr(env, name).copy_(saved["state"]["env"][name])
+        getattr(env, name).copy_(saved["rollout"][0]["env"][name])
     return env
 
 
@@ -75,7 +76,7 @@ def make_agent(saved, script, env, device):
     """The network; flags that the script has got since the checkpoint have their defaults."""
     defaults = {f.name: f.default for f in dataclasses.fields(script.Args)}
     agent = script.Agent(env.num_obs, env.num_actions, SimpleNamespace(**{**defaults, **saved["args"]})).to(device)
-    agent.load_state_dict(saved["state"]["agent"])
+    agent.load_state_dict(saved["learner"]["agent"])
     return agent
 
 
@@ -83,8 +84,11 @@ class Player:
     """Acts with agent ids[i] in environment i, remembering the LSTM's state. ids (N,)."""
 
     def __init__(self, agent, ids, deterministic):
-        self.agent, self.deterministic, num_envs = agent, deterministic, len(ids)
-        self.ids = (ids[None],) if hasattr(agent, "latents") or isinstance(agent, torch.nn.ModuleList) else ()
+        num_envs = len(ids)
+        self.agent = agent
+        self.deterministic = deterministic
+        takes_ids = "agent_ids" in inspect.signature(agent.get_action_and_value).parameters  # of a population
+        self.ids = (ids[None],) if takes_ids else ()
         self.dones = torch.ones(1, num_envs, dtype=torch.bool, device=ids.device)
         self.lstm_state = torch.zeros(1, num_envs, agent.state_size, device=ids.device)
 
@@ -94,7 +98,7 @@ class Player:
         action, _, policy, _, self.lstm_state = self.agent.get_action_and_value(
             obs[None], *self.ids, self.dones, self.lstm_state
         )
-        return self.agent.best_action(policy)[0] if self.deterministic else action[0]
+        return policy.mean[0] if self.deterministic else action[0]
 
 
 def play(env, player):
@@ -113,17 +117,24 @@ def play(env, player):
 
 def agents_of(saved, script):
     """Number of agents, the leader (where none leads, the best), the best by its latest objective in training."""
-    best = saved["state"]["episodes"]["means"][2].nan_to_num(-math.inf).argmax().item()
-    return saved["args"].get("num_agents", 1), 0 if hasattr(script, "LEADER") else best, best
+    best = saved["rollout"][0]["episodes"]["means"][2].nan_to_num(-math.inf).argmax().item()
+    leader = getattr(script.Agent, "leader", best)
+    return saved["args"].get("num_agents", 1), leader, best
+
+
+def players_of(saved, script):
+    """What a table scores unless --agents says it: [(name, id), ...], agent 0, the leader if one leads, and the best."""
+    _, leader, best = agents_of(saved, script)
+    first = "leader" if hasattr(script.Agent, "leader") else "agent"
+    players = [(first, leader if first == "leader" else 0)]
+    return players if best == players[0][1] else [*players, ("best", best)]
 
 
 def print_scores(saved, script, num_episodes, args, device):
     """Play --agents, or the leader (agent 0 where none leads) and the best, with sampled and mean actions: a table."""
     print(f"{saved['args']['env_id']}, {saved['script']}.py, {saved['global_step']:,} steps, {num_episodes} episodes")
     print("| agent | actions | return | objective | episode length |\n|-|-|-|-|-|", flush=True)
-    first, best = "leader" if hasattr(script, "LEADER") else "agent", agents_of(saved, script)[2]
-    players = [("agent", k) for k in args.agents] or [(first, 0)] + ([("best", best)] if best else [])
-    for name, k in players:
+    for name, k in [("agent", k) for k in args.agents] or players_of(saved, script):
         for actions in ("sampled", "mean"):
             env = make_env(saved, num_episodes, args.seed, args.engine, device)
             ids = torch.full((num_episodes,), k, device=device)

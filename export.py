@@ -39,7 +39,8 @@ class MeanPolicy(torch.nn.Module):
         """obs (B, D), lstm_state (B, 2H) after the previous step -> action (B, U), lstm_state (B, 2H)."""
         player = Player(self.agent, torch.full((len(obs),), self.k), deterministic=True)
         outputs = self.agent.get_action_and_value(obs[None], *player.ids, None, lstm_state[None], torch.zeros(()))
-        return self.agent.best_action(outputs[2])[0].clamp(-1.0, 1.0), outputs[4][0]
+        _, _, policy, _, lstm_states = outputs
+        return policy.mean[0].clamp(-1.0, 1.0), lstm_states[0]
 
 
 class MeanPolicyWithoutMemory(MeanPolicy):
@@ -80,9 +81,15 @@ def export_onnx(path, saved, agent, k, env):
 
 def save_policy(folder, saved, env):
     """Write what evaluations need of a checkpoint to folder/policy.pt: agents, flags, the curriculum of env's task."""
-    state = {"agent": saved["state"]["agent"], "episodes": {"means": saved["state"]["episodes"]["means"]}}
-    state["env"] = {name: saved["state"]["env"][name] for name in getattr(env, "curriculum", ())}
-    policy = {**saved, "args": {**saved["args"], "resume": None}, "state": state, "random": {}, "other_processes": []}
+    rollout = saved["rollout"][0]
+    curriculum = {name: rollout["env"][name] for name in getattr(env, "curriculum", ())}
+    policy = {
+        **saved,
+        "args": {**saved["args"], "resume": None},
+        "learner": {"agent": saved["learner"]["agent"]},
+        "rollout": [{"env": curriculum, "episodes": {"means": rollout["episodes"]["means"]}}],
+        "random": [],
+    }
     path = os.path.join(folder, "policy.pt")
     os.makedirs(folder, exist_ok=True)
     torch.save(policy, path + ".tmp")

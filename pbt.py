@@ -12,21 +12,21 @@ import math
 import random
 import time
 from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Optional, Tuple
 
 import envs  # before torch: Isaac Gym must be imported first
 import harness
-from harness import MAX_LOG_RATIO, hyperparameters  # 20, so that ratios stay finite
+from harness import hyperparameters
 
 import torch
 import torch.nn as nn
 import tyro
 from torch.distributions import Normal, kl_divergence
 
-MAX_STD = 2.0  # of an action; ours: the environment clamps actions, so without a bound the entropy bonus has no cost
+MAX_STD = 2.0  # of an action: the environment clamps actions, so without a bound the entropy bonus would cost nothing
+MAX_LOG_RATIO = 20.0  # of pi_new / pi_old, so that the ratio stays finite; no useful ratio comes near it
 MUTATED = ("lr", "kl_threshold", "ent_coef", "gamma", "gae_lambda", "clip_coef")  # PBT: an agent's hyperparameters
-SCHEDULE = {"pbt_start": 100_000_000, "pbt_interval": 20_000_000}  # PBT: environment steps, for long runs
 
 
 @dataclass
@@ -107,14 +107,26 @@ class Args:
     num_agents: int = 8
     """A: number of agents, each with num_envs / num_agents environments (DexPBT: 8)"""
     pbt_start: Optional[int] = None
-    """no copies before this step of all agents; unset: 100 M, or 1 % of a run below 1 B (DexPBT: 200 M of each)"""
+    """no copies before this step of all agents; unset: 1 % of the run, at most 100 M (DexPBT: 200 M of each)"""
     pbt_interval: Optional[int] = None
-    """steps of all agents before and between copies, at least; unset: 20 M, or 1 % of a run shorter than 200 M"""
+    """steps of all agents before and between copies, at least; unset: 1 % of the run, at most 20 M"""
     mutation_rate: float = 0.25
     """probability that a copied hyperparameter changes (Isaac Lab: 0.25)"""
 
     device: tyro.conf.Suppress[str] = field(init=False, default="cpu")
     num_iterations: tyro.conf.Suppress[int] = field(init=False, default=0)
+
+
+def check_args(args):
+    """Refuse what the population cannot work with, and set what follows from the run's length."""
+    # PBT
+    own_envs = args.num_envs // args.num_agents // harness.WORLD_SIZE
+    if args.num_minibatches > own_envs:
+        harness.refuse("--num-minibatches", args.num_minibatches, f"must be at most {own_envs}, an agent's environments")
+    if args.pbt_start is None:
+        args.pbt_start = min(args.total_timesteps // 100, 100_000_000)
+    if args.pbt_interval is None:
+        args.pbt_interval = min(args.total_timesteps // 100, 20_000_000)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -185,21 +197,22 @@ class Network(nn.Module):
     def encode(self, obs, dones, lstm_state):
         """obs (T, N, D), dones (T, N): whether obs begins an episode (None: never), lstm_state (1, N, 2H) before it.
 
-        Returns the MLPs' input (T, N, F) and the state after each step (T, N, 2H); with gradients, fewer (see cuts).
+        Returns the MLPs' input (T, N, F) and the LSTM's state after each step (T, N, 2H).
         """
         x = self.obs_rms.normalize(obs)
         if not self.state_size:
             return x, lstm_state.expand(len(x), -1, -1)
-        dones = torch.zeros_like(x[..., 0], dtype=torch.bool) if dones is None else dones
-        # without gradients one call per step, for the state after it; with them a new call where an episode begins
-        cuts = (dones[1:].any(1).nonzero()[:, 0] + 1).tolist() if torch.is_grad_enabled() else [*range(1, len(x))]
-        outputs, states = [], [lstm_state]
-        for t, steps in zip([0, *cuts], x.tensor_split(cuts)):
-            h, c = (states[-1] * ~dones[t, :, None]).chunk(2, dim=-1)  # an episode begins with an empty memory
-            output, state = self.lstm(steps, (h.contiguous(), c.contiguous()))
+        outputs = []
+        lstm_states = []
+        for t in range(len(x)):
+            if dones is not None:
+                lstm_state = lstm_state * ~dones[t, :, None]  # an episode begins with an empty memory
+            h, c = lstm_state.chunk(2, dim=-1)
+            output, (h, c) = self.lstm(x[t : t + 1], (h.contiguous(), c.contiguous()))
+            lstm_state = torch.cat([h, c], -1)
             outputs.append(output)
-            states.append(torch.cat(state, -1))
-        return self.layer_norm(torch.cat(outputs)), torch.cat(states[1:])
+            lstm_states.append(lstm_state)
+        return self.layer_norm(torch.cat(outputs)), torch.cat(lstm_states)
 
     def get_value(self, obs, dones, lstm_state):
         """Normalised value (T, N)."""
@@ -207,31 +220,31 @@ class Network(nn.Module):
         return self.critic((self.critic_mlp or self.mlp)(x)).squeeze(-1)
 
     def get_action_and_value(self, obs, dones, lstm_state, action=None):
-        """Action (T, N, U), its log-probability (T, N), the Normal policy, normalised value (T, N), states."""
+        """Action (T, N, U), its log-probability (T, N), the Normal policy, normalised value (T, N), LSTM states."""
         with torch.autocast(obs.device.type, torch.bfloat16, enabled=self.bf16 and torch.is_grad_enabled()):
-            x, states = self.encode(obs, dones, lstm_state)
+            x, lstm_states = self.encode(obs, dones, lstm_state)
             features = self.mlp(x)
             mean = self.actor(features).float()
             value = self.critic(self.critic_mlp(x) if self.critic_mlp else features).squeeze(-1).float()
         policy = Normal(mean, self.actor_logstd.exp().expand_as(mean), validate_args=False)
         if action is None:
             action = mean + policy.stddev * torch.randn_like(mean)  # on a GPU policy.sample() waits for the device
-        return action, policy.log_prob(action).sum(-1), policy, value, states
-
-    def best_action(self, policy):
-        """What evaluations, films and exports play."""
-        return policy.mean
+        return action, policy.log_prob(action).sum(-1), policy, value, lstm_states
 
 
-class Statistics(list):
-    """PBT: the RunningMeanStd of all agents as one, for x (T, N, ...) with a block of n columns for each."""
+class AgentsStatistics:
+    """PBT: the RunningMeanStd of all agents, each for its own block of n columns of x (T, N, ...)."""
+
+    def __init__(self, statistics):
+        self.statistics = statistics
 
     def update(self, x):
-        for own, block in zip(self, x.chunk(len(self), 1)):
+        for own, block in zip(self.statistics, x.chunk(len(self.statistics), 1)):
             own.update(block)
 
     def denormalize(self, x):
-        return torch.cat([own.denormalize(block) for own, block in zip(self, x.chunk(len(self), 1))], 1)
+        blocks = x.chunk(len(self.statistics), 1)
+        return torch.cat([own.denormalize(block) for own, block in zip(self.statistics, blocks)], 1)
 
 
 class Agent(nn.ModuleList):
@@ -239,25 +252,30 @@ class Agent(nn.ModuleList):
 
     def __init__(self, num_obs, num_actions, args):
         super().__init__(Network(num_obs, num_actions, args) for _ in range(args.num_agents))
-        self.obs_rms = Statistics(network.obs_rms for network in self)
-        self.value_rms = Statistics(network.value_rms for network in self)
+        self.obs_rms = AgentsStatistics([network.obs_rms for network in self])
+        self.value_rms = AgentsStatistics([network.value_rms for network in self])
         self.state_size = self[0].state_size
-        self.best_action = self[0].best_action
+
+    def get_value(self, obs, agent_ids, dones, lstm_state):
+        """Normalised value (T, N)."""
+        no_action = torch.zeros(*obs.shape[:2], self[0].actor.out_features, device=obs.device)  # so that none is drawn
+        return self.get_action_and_value(obs, agent_ids, dones, lstm_state, no_action)[3]
 
     def get_action_and_value(self, obs, agent_ids, dones, lstm_state, action=None):
+        """Action (T, N, U), its log-probability (T, N), the Normal policy, normalised value (T, N), LSTM states."""
         outputs = []
         for k in agent_ids.unique().tolist():
             own = (agent_ids[0] == k).nonzero()[:, 0]  # agent k's columns
             inputs = [x if x is None else x[:, own] for x in (obs, dones, lstm_state, action)]
-            drawn, logprob, policy, value, states = self[k].get_action_and_value(*inputs)
-            outputs.append((drawn, logprob, policy.mean, policy.stddev, value, states))
+            drawn, logprob, policy, value, lstm_states = self[k].get_action_and_value(*inputs)
+            outputs.append((drawn, logprob, policy.mean, policy.stddev, value, lstm_states))
         order = agent_ids[0].argsort(stable=True).argsort()  # column -> its place in outputs
-        action, logprob, mean, std, value, states = (torch.cat(x, 1)[:, order] for x in zip(*outputs))
-        return action, logprob, Normal(mean, std, validate_args=False), value, states
+        action, logprob, mean, std, value, lstm_states = (torch.cat(x, 1)[:, order] for x in zip(*outputs))
+        return action, logprob, Normal(mean, std, validate_args=False), value, lstm_states
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Advantages and targets
+# Advantages, targets and learning rate
 # ----------------------------------------------------------------------------------------------------------------------
 def compute_gae(rewards, values, next_values, ends, gamma, gae_lambda):
     """Generalised advantage estimation (arXiv 1506.02438, Eq. 16), restarted at episode ends. All (T, N).
@@ -266,9 +284,10 @@ def compute_gae(rewards, values, next_values, ends, gamma, gae_lambda):
     ends[t] is True where action t ended an episode.
     """
     deltas = rewards + gamma * next_values - values
-    advantages, running = torch.zeros_like(rewards), torch.zeros_like(rewards[0])
+    advantages = torch.zeros_like(rewards)
+    running = torch.zeros_like(rewards[0])
     for t in reversed(range(len(rewards))):
-        running = deltas[t] + gamma * gae_lambda * running * ~ends[t]
+        running = deltas[t] + gamma * (gae_lambda * running) * ~ends[t]
         advantages[t] = running
     return advantages
 
@@ -291,6 +310,9 @@ def adapt_learning_rate(lr, kl, threshold):
     return lr
 
 
+# ----------------------------------------------------------------------------------------------------------------------
+# PBT: exploit and explore
+# ----------------------------------------------------------------------------------------------------------------------
 def mutate(name, value, rate):
     """PBT: with probability `rate` times or divided by U(1.1, 1.5) (DexPBT); gamma and lambda: the distance from 1."""
     if random.random() >= rate:
@@ -313,26 +335,61 @@ def exploit_and_explore(agent, optimizer, fitness, rate):
     return pairs
 
 
+# ----------------------------------------------------------------------------------------------------------------------
+# Loss
+# ----------------------------------------------------------------------------------------------------------------------
+def minibatch_loss(agent, mb, args):
+    """The loss of a minibatch: columns of the batch, every entry (T or 1, M, ...).
+
+    Returns the loss, the mean of KL(old policy, new policy), and its terms to log, name -> mean over the rows.
+    """
+    _, newlogprob, policy, newvalue, _ = agent.get_action_and_value(
+        mb["obs"], mb["dones"], mb["lstm_state"], mb["actions"]
+    )
+    advantages = mb["advantages"]
+    ratio = (newlogprob - mb["logprobs"]).clamp(max=MAX_LOG_RATIO).exp()  # (T, M)
+    clipped_ratio = ratio.clamp(1 - args.clip_coef, 1 + args.clip_coef)
+    pg_loss = -torch.min(ratio * advantages, clipped_ratio * advantages)
+    v_loss = 0.5 * (newvalue - mb["returns"]) ** 2
+    if args.clip_vloss:
+        clipped_value = mb["values"] + (newvalue - mb["values"]).clamp(-args.clip_coef, args.clip_coef)
+        v_loss = torch.max(v_loss, 0.5 * (clipped_value - mb["returns"]) ** 2)
+    entropy = policy.entropy().sum(-1)
+    bounds_loss = (policy.mean.abs() - 1.1).clamp(min=0.0).square().sum(-1)
+    loss = pg_loss + args.vf_coef * v_loss - args.ent_coef * entropy + args.bounds_coef * bounds_loss
+    loss = loss.mean()
+
+    with torch.no_grad():
+        old_policy = Normal(mb["means"], mb["logstds"].exp(), validate_args=False)
+        kl = kl_divergence(old_policy, policy).sum(-1).mean()
+        terms = {
+            "policy_loss": pg_loss.mean(),
+            "value_loss": v_loss.mean(),
+            "entropy": entropy.mean(),
+            "bounds_loss": bounds_loss.mean(),
+            "clipfrac": (clipped_ratio != ratio).float().mean(),
+        }
+    return loss, kl, terms
+
+
 def main(argv=None):
-    args, saved = harness.parse_args(Args, hyperparameters.PBT, argv=argv)
+    args, saved = harness.parse_args(Args, hyperparameters.PBT, check_args, argv)
     harness.seed_everything(args.seed)
     torch.backends.cuda.matmul.allow_tf32 = True
     env = harness.make_env(args)
     device, T, N = args.device, args.num_steps, env.num_envs
     A = args.num_agents  # PBT
-    if args.num_minibatches > N // A:
-        harness.refuse("--num-minibatches", args.num_minibatches, f"must be at most {N // A}, an agent's environments")
     agent = Agent(env.num_obs, env.num_actions, args).to(device)
-    flags = args.learning_rate, args.kl_threshold, args.ent_coef, args.gamma, args.gae_lambda, args.clip_coef
-    rates = [0.0] + [args.mutation_rate] * (A - 1)  # PBT: agent 0 begins with the flags, the others with mutations
-    initial = [{name: mutate(name, flag, rate) for name, flag in zip(MUTATED, flags)} for rate in rates]
-    groups = [{"params": network.parameters(), **own} for network, own in zip(agent, harness.from_rank_0(initial))]
-    optimizer = torch.optim.Adam(groups, fused=True)  # PBT: each agent's group holds its hyperparameters
+    # PBT: each agent's group of the optimizer holds its hyperparameters. Agent 0 begins with the flags, the others with
+    # mutations of them
+    flags = {"lr": args.learning_rate, **{name: getattr(args, name) for name in MUTATED[1:]}}
+    rates = [0.0] + [args.mutation_rate] * (A - 1)
+    initial = harness.from_rank_0([{name: mutate(name, flags[name], rate) for name in MUTATED} for rate in rates])
+    groups = [{"params": network.parameters(), **own} for network, own in zip(agent, initial)]
+    optimizer = torch.optim.Adam(groups, fused=True)
     agent_ids = torch.arange(A, device=device).repeat_interleave(N // A)[None]  # (1, N)
-    unset = [(name, steps) for name, steps in SCHEDULE.items() if getattr(args, name) is None]  # PBT: kept by --resume
-    vars(args).update({x: y if 10 * y <= args.total_timesteps else args.total_timesteps // 100 for x, y in unset})
 
-    # Storage: entry T of obs, dones and values is the step after the window
+    # Storage: entry T of obs, dones, values and lstm_states is the step after the window
     obs = torch.zeros(T + 1, N, env.num_obs, device=device)
     dones = torch.zeros(T + 1, N, dtype=torch.bool, device=device)  # obs[t] begins an episode
     values = torch.zeros(T + 1, N, device=device)
@@ -341,28 +398,30 @@ def main(argv=None):
     logprobs = torch.zeros(T, N, device=device)
     rewards = torch.zeros(T, N, device=device)
     terminated = torch.zeros(T, N, dtype=torch.bool, device=device)
-    next_obs = torch.zeros(T, N, env.num_obs, device=device)  # the result of each action: final_obs where it ended
-    final_values = torch.zeros(T, N, device=device)  # V(next_obs) where truncated
-    states = torch.zeros(T, N, agent.state_size, device=device)  # after each step
-    lstm_state = torch.zeros(1, N, agent.state_size, device=device)  # before obs[0]
+    next_obs = torch.zeros(T, N, env.num_obs, device=device)  # what each action led to, before any reset
+    final_values = torch.zeros(T, N, device=device)  # V(next_obs) where an episode was truncated
+    lstm_states = torch.zeros(T + 1, N, agent.state_size, device=device)  # before obs[t]
 
     obs[0] = env.reset()
     dones[0] = True
     episodes = harness.EpisodeStatistics(N, A, device)
     objectives = torch.full((N,), math.nan, device=device)  # PBT: of the latest episodes begun after the last copies
-    last_copy = torch.tensor(saved["global_step"] if saved else 0)  # PBT: environment steps at that time
-    state = {
-        "agent": agent, "optimizer": optimizer, "env": env, "episodes": episodes,
-        "obs": obs[0], "dones": dones[0], "lstm_state": lstm_state,  # views: written in place below
-        "objectives": objectives, "last_copy": last_copy,  # PBT
-    }  # fmt: skip
-    run = harness.Run(args, state, saved)
+    last_copy = torch.tensor(0)  # PBT: environment steps at the time of the last copies
+    # Together these are all that a run is: what is in neither of them is lost on --resume. The tensors are views of
+    # what the next iteration begins with
+    learner = {"agent": agent, "optimizer": optimizer}  # the same in every process
+    rollout = {"env": env, "episodes": episodes, "obs": obs[0], "dones": dones[0], "lstm_state": lstm_states[0]}
+    # PBT
+    learner["last_copy"] = last_copy
+    rollout["objectives"] = objectives
+    run = harness.Run(args, learner, rollout, saved)
     global_step = run.global_step
     for iteration in range(run.iteration + 1, args.num_iterations + 1):
         # ---------------------------------------------------------------- PBT: exploit and explore
-        pairs, share = [], harness.average((~objectives.isnan()).float().view(A, -1).mean(1))
-        fitness = harness.average(objectives.nan_to_num().view(A, -1).mean(1)) / share
-        if global_step >= max(args.pbt_start, last_copy.item() + args.pbt_interval) and (share >= 0.9).all():  # ours
+        judged = harness.average((~objectives.isnan()).float().view(A, -1).mean(1))  # share of environments (A,)
+        fitness = harness.average(objectives.nan_to_num().view(A, -1).mean(1)) / judged
+        pairs = []
+        if global_step >= max(args.pbt_start, last_copy.item() + args.pbt_interval) and (judged >= 0.9).all():
             pairs = exploit_and_explore(agent, optimizer, fitness, args.mutation_rate)
             objectives.fill_(math.nan)
             last_copy.fill_(global_step)
@@ -370,15 +429,13 @@ def main(argv=None):
 
         # ---------------------------------------------------------------- Rollout
         rollout_start = time.perf_counter()
-        next_lstm_state = lstm_state
         with torch.no_grad():
             for t in range(T):
-                action, logprobs[t], policy, values[t], next_lstm_state = agent.get_action_and_value(
-                    obs[t : t + 1], agent_ids, dones[t : t + 1], next_lstm_state
+                action, logprobs[t], policy, values[t], lstm_states[t + 1] = agent.get_action_and_value(
+                    obs[t : t + 1], agent_ids, dones[t : t + 1], lstm_states[t : t + 1]
                 )
                 actions[t] = action
                 means[t] = policy.mean
-                states[t] = next_lstm_state
                 obs[t + 1], reward, terminated[t], truncated, info = env.step(action[0])
                 rewards[t] = args.reward_scale * reward
                 dones[t + 1] = terminated[t] | truncated
@@ -386,11 +443,12 @@ def main(argv=None):
                 episodes.record(info["episode"])
                 fresh = info["episode"]["done"] & (info["episode"]["length"] <= steps_since_copy + t + 1)  # PBT
                 objectives.copy_(torch.where(fresh, info["episode"]["objective"], objectives))
-            values[T] = agent.get_action_and_value(obs[T:], agent_ids, dones[T:], next_lstm_state, actions[:1])[3]
-            at = (dones[1:] & ~terminated).nonzero(as_tuple=True)  # steps and columns of truncated episodes
-            if len(at[0]):
-                inputs = next_obs[at][None], agent_ids[:, at[1]], None, states[at][None], actions[at][None]
-                final_values[at] = agent.get_action_and_value(*inputs)[3][0]
+            values[T] = agent.get_value(obs[T:], agent_ids, dones[T:], lstm_states[T:])
+            steps, columns = (dones[1:] & ~terminated).nonzero(as_tuple=True)  # where an episode was truncated
+            if len(steps):
+                final_values[steps, columns] = agent.get_value(
+                    next_obs[None, steps, columns], agent_ids[:, columns], None, lstm_states[None, steps + 1, columns]
+                )[0]
         global_step += T * args.num_envs
         harness.share_curriculum(env)
 
@@ -398,17 +456,20 @@ def main(argv=None):
         update_start = time.perf_counter()
         raw_values = agent.value_rms.denormalize(values)
         next_values = torch.where(dones[1:], agent.value_rms.denormalize(final_values), raw_values[1:]) * ~terminated
-        blocks = (x.chunk(A, 1) for x in (rewards, raw_values[:-1], next_values, dones[1:]))
-        parts = list(zip(optimizer.param_groups, *blocks))  # PBT: each agent's hyperparameters and its block of each
-        advantages = torch.cat([compute_gae(*x, own["gamma"], own["gae_lambda"]) for own, *x in parts], 1)
+        # PBT: each column's own gamma and lambda (N,)
+        gamma, gae_lambda = (
+            torch.tensor([own[name] for own in optimizer.param_groups], device=device).repeat_interleave(N // A)
+            for name in ("gamma", "gae_lambda")
+        )
+        advantages = compute_gae(rewards, raw_values[:-1], next_values, dones[1:], gamma, gae_lambda)
         returns = advantages + raw_values[:-1]
         explained_variance = 1 - advantages.var() / returns.var()
         if args.critic_n_step:
-            returns = torch.cat([n_step_returns(r, v, e, x["gamma"], args.critic_n_step) for x, r, _, v, e in parts], 1)
+            returns = n_step_returns(rewards, next_values, dones[1:], gamma, args.critic_n_step)
         batch = {  # every entry (T or 1, N, ...): columns are dimension 1
             "obs": obs[:-1],
             "dones": dones[:-1],
-            "lstm_state": lstm_state,
+            "lstm_state": lstm_states[:1],
             "actions": actions,
             "logprobs": logprobs,
             "means": means,
@@ -427,72 +488,58 @@ def main(argv=None):
         agent.obs_rms.update(obs[:-1])
 
         # ---------------------------------------------------------------- Update
-        step_losses = defaultdict(list)  # name -> one number per gradient step
-        kl = torch.zeros(A, device=device)
+        losses = defaultdict(list)  # name -> one number per gradient step
+        kls = torch.zeros(A, device=device)
         for epoch, k in itertools.product(range(args.update_epochs), range(A)):  # PBT: others have no gradient
-            network, own, batch = agent[k], optimizer.param_groups[k], batches[k]
-            kls = []
-            order = torch.randperm(batch["obs"].shape[1], device=device)
+            network = agent[k]
+            own = optimizer.param_groups[k]
+            own_args = replace(args, clip_coef=own["clip_coef"], ent_coef=own["ent_coef"])
+            own_kls = []
+            order = torch.randperm(batches[k]["obs"].shape[1], device=device)
             for columns in order.tensor_split(args.num_minibatches):
-                mb = {key: value[:, columns] for key, value in batch.items()}
-                _, newlogprob, policy, newvalue, _ = network.get_action_and_value(
-                    mb["obs"], mb["dones"], mb["lstm_state"], mb["actions"]
-                )
-                entropy = policy.entropy().sum(-1)  # (T, M)
-                ratio = (newlogprob - mb["logprobs"]).clamp(max=MAX_LOG_RATIO).exp()
-                clipped_ratio = ratio.clamp(1 - own["clip_coef"], 1 + own["clip_coef"])
-                pg_loss = -torch.min(ratio * mb["advantages"], clipped_ratio * mb["advantages"])
-                v_loss = 0.5 * (newvalue - mb["returns"]) ** 2
-                if args.clip_vloss:
-                    clipped_value = mb["values"] + (newvalue - mb["values"]).clamp(-own["clip_coef"], own["clip_coef"])
-                    v_loss = torch.max(v_loss, 0.5 * (clipped_value - mb["returns"]) ** 2)
-                bounds_loss = (policy.mean.abs() - 1.1).clamp(min=0.0).square().sum(-1)
-                loss = pg_loss + args.vf_coef * v_loss - own["ent_coef"] * entropy + args.bounds_coef * bounds_loss
-                total_loss = loss.mean()
+                mb = {key: value[:, columns] for key, value in batches[k].items()}
+                loss, kl, terms = minibatch_loss(network, mb, own_args)
                 optimizer.zero_grad()
-                total_loss.backward()
+                loss.backward()
                 harness.average_gradients(agent)
-                grad_norm = nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
+                terms["grad_norm"] = nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
                 optimizer.step()
-
                 with torch.no_grad():
                     network.actor_logstd.clamp_(max=math.log(MAX_STD))
-                    old_policy = Normal(mb["means"], mb["logstds"].exp(), validate_args=False)
-                    kls.append(kl_divergence(old_policy, policy).sum(-1).mean())
-                    terms = {
-                        "policy_loss": pg_loss, "value_loss": v_loss, "entropy": entropy, "bounds_loss": bounds_loss,
-                        "clipfrac": (clipped_ratio != ratio).float(), "grad_norm": grad_norm,
-                    }  # fmt: skip
-                    for name, term in terms.items():
-                        step_losses[f"losses/{name}"].append(term.mean())
-            kl[k] = harness.average(torch.stack(kls).mean())
+                own_kls.append(kl)
+                for name, value in terms.items():
+                    losses[f"losses/{name}"].append(value)
+            kls[k] = harness.average(torch.stack(own_kls).mean())
             if epoch or args.num_minibatches > 1:  # with one minibatch, the first KL is taken before any step
-                own["lr"] = adapt_learning_rate(own["lr"], kl[k].item(), own["kl_threshold"])
-        losses = {name: torch.stack(steps) for name, steps in step_losses.items()}
+                own["lr"] = adapt_learning_rate(own["lr"], kls[k].item(), own["kl_threshold"])
+        losses = {name: torch.stack(steps) for name, steps in losses.items()}
         run.check_finite(iteration, {"observations": obs, "rewards": rewards, **losses})
         obs[0] = obs[T]
         dones[0] = dones[T]
-        lstm_state.copy_(next_lstm_state)
+        lstm_states[0] = lstm_states[T]
 
         # ---------------------------------------------------------------- Log
         action_std = torch.cat([network.actor_logstd.detach().exp().mean(1) for network in agent])  # of each agent
-        scalars = {
+        logs = {
             **{f"charts/{name}": value for name, value in info["metrics"].items()},
             **episodes.end_iteration(),
             "charts/reward_per_step": rewards.mean() / args.reward_scale,
-            "charts/action_std": action_std[0], "charts/action_std_max": action_std.max(),
+            "charts/action_std": action_std[0],
+            "charts/action_std_max": action_std.max(),
             "charts/learning_rate": sum(group["lr"] for group in optimizer.param_groups) / A,
             **losses,
-            "losses/approx_kl": kl, "losses/explained_variance": explained_variance,
+            "losses/approx_kl": kls,
+            "losses/explained_variance": explained_variance,
             **harness.population_scalars(agent, episodes),  # PBT
             **{f"pbt/{name}_min": min(group[name] for group in optimizer.param_groups) for name in MUTATED},
             **{f"pbt/{name}_max": max(group[name] for group in optimizer.param_groups) for name in MUTATED},
-            **({"pbt/copies": ", ".join(f"{worse} <- {better}" for worse, better in pairs)} if pairs else {}),
             "perf/rollout_s": update_start - rollout_start,
             "perf/update_s": time.perf_counter() - update_start,
         }
+        if pairs:  # PBT
+            logs["pbt/copies"] = ", ".join(f"{worse} <- {better}" for worse, better in pairs)
         run.checkpoint(iteration, global_step)
-        run.log(iteration, global_step, scalars)
+        run.log(iteration, global_step, logs)
         if run.stopping:
             break
     run.close()

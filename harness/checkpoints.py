@@ -1,25 +1,36 @@
-"""Checkpoint files: at every moment a whole one, and nothing in it runs code."""
+"""Checkpoints: what is in one, and files that are whole at every moment and hold nothing that runs code.
 
-import fcntl
+A checkpoint is a dict of tensors, numbers and strings: script (its name), args, iteration, global_step, wandb_id,
+learner (what all processes share), and for each process rollout and random (what is its own).
+"""
+
 import os
-import random
 import shutil
-import sys
 
 import envs  # noqa: F401, before torch: Isaac Gym must be imported first
 
-import numpy as np
 import torch
 
+from harness.errors import refuse
 
-def refuse(flag, value, reason):
-    """End with exit status 2 and one line that names the flag, its value and what would be valid."""
-    print(f"{flag} {value}: {reason}", file=sys.stderr)
-    sys.exit(2)
+
+def state_of(parts):
+    """parts: name -> a tensor or an object with a state_dict. Returns name -> its state."""
+    return {
+        name: part.clone() if isinstance(part, torch.Tensor) else part.state_dict() for name, part in parts.items()
+    }
+
+
+def restore(part, state):
+    """Put a tensor, in place, or an object with load_state_dict back into a state."""
+    if isinstance(part, torch.Tensor):
+        part.copy_(state)
+    else:
+        part.load_state_dict(state)
 
 
 def save_checkpoint(path, checkpoint):
-    """Write tensors, numbers and strings to `path`, which is replaced in one step; the one before is *_previous.pt."""
+    """Write a checkpoint to `path`, which is replaced in one step; the one before is kept as *_previous.pt."""
     with open(path + ".tmp", "wb") as file:
         torch.save(checkpoint, file)
         file.flush()
@@ -30,46 +41,11 @@ def save_checkpoint(path, checkpoint):
 
 
 def load_checkpoint(path, flag="--resume"):
-    """The checkpoint of a run's folder, or the one in a file; `flag` is refused where there is none."""
-    path = os.path.join(path, "checkpoint.pt") if os.path.isdir(path) else path
-    if not os.path.isfile(path):
-        refuse(flag, path, "no such file")
+    """The checkpoint of a run's folder, or the one in a file. `flag` is refused where there is none."""
+    file = os.path.join(path, "checkpoint.pt") if os.path.isdir(path) else path
+    if not os.path.isfile(file):
+        refuse(flag, path, "no such file" if file == path else "no checkpoint.pt in this folder")
     try:
-        return torch.load(path, map_location="cpu", weights_only=True)
+        return torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # damage shows as one of a dozen kinds
         refuse(flag, path, f"cannot be read ({error!r:.200}); the one before is checkpoint_previous.pt")
-
-
-def lock_folder(folder):
-    """Lock a run's folder until the returned file is closed. Refuses it if another process trains there."""
-    file = open(os.path.join(folder, "lock"), "a")
-    try:
-        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except (BlockingIOError, PermissionError):
-        refuse("--resume", folder, "another process is training in this folder")
-    except OSError as error:  # some network file systems have no locks
-        print(f"{folder} is not locked against a second process: {error}", file=sys.stderr)
-    return file
-
-
-def seed_everything(seed):
-    """Seed the global generators of Python, numpy and torch; environments have generators of their own."""
-    random.seed(seed)
-    np.random.seed(seed)
-    torch.manual_seed(seed)
-
-
-def random_state():
-    """The state of all global random generators, as plain tensors and numbers."""
-    name, keys, *rest = np.random.get_state()
-    cuda = [torch.cuda.get_rng_state()] if torch.cuda.is_initialized() else []  # of the GPU in use
-    numpy = [name, keys.tolist(), *rest]
-    return {"python": random.getstate(), "numpy": numpy, "torch": torch.get_rng_state(), "cuda": cuda}
-
-
-def set_random_state(state):
-    random.setstate(state["python"])
-    np.random.set_state(tuple(state["numpy"]))
-    torch.set_rng_state(state["torch"])
-    for cuda in state["cuda"][: torch.cuda.device_count()]:  # there may be none any more
-        torch.cuda.set_rng_state(cuda)

@@ -8,8 +8,8 @@ from torch.distributions import kl_divergence
 
 from harness import distributed
 
-LEADER = 0  # the agent that learns from all others
-MAX_LOG_RATIO = 20.0  # cap on log(pi_new / pi_old), against overflow; no useful ratio comes near it
+LEADER = 0  # as in the scripts
+MAX_LOG_RATIO = 20.0  # as in the scripts
 INPUTS = ("obs", "agent_ids", "dones", "lstm_state", "actions")  # of Agent.get_action_and_value
 
 
@@ -76,7 +76,8 @@ def kl_matrix(agent, rows, agents, num_agents):
 
 def population_scalars(agent, episodes):
     """The agents' objectives beside the leader's, and how far their latents, if they have any, are from its own."""
-    objectives, latents = episodes.means[2], getattr(agent, "latents", torch.zeros(1, 0))
+    objectives = episodes.means[2]
+    latents = getattr(agent, "latents", torch.zeros(1, 0))
     return {
         "population/objectives": objectives.tolist(),
         "population/objective_median": objectives.nanquantile(0.5),

@@ -12,7 +12,6 @@ import envs  # noqa: F401, before torch: Isaac Gym must be imported first
 
 import torch
 import torch.distributed as dist
-import torch.nn as nn
 
 if dist.is_available():
     import torch.distributed.nn  # noqa: F401, loaded later its functions' defaults would keep the group alive
@@ -47,22 +46,14 @@ def from_rank_0(value):
 
 
 def gather(value):
-    """On rank 0 the others' value(), by rank from 1; elsewhere an empty list. It is what torch.save takes."""
+    """On rank 0 every process's value, what torch.save takes, in a list by rank; elsewhere an empty list."""
     if WORLD_SIZE == 1:
-        return []
-    data, received = io.BytesIO(), [b""] * WORLD_SIZE if RANK == 0 else None
-    torch.save(value(), data)
+        return [value]
+    data = io.BytesIO()
+    torch.save(value, data)
+    received = [b""] * WORLD_SIZE if RANK == 0 else None
     dist.gather_object(data.getvalue(), received, dst=0)
-    return [torch.load(io.BytesIO(x), map_location="cpu", weights_only=True) for x in (received or [])[1:]]
-
-
-def own_part(saved):
-    """This process's part of a checkpoint, and whether that was written by as many processes as there are now."""
-    parts = [saved, *saved["other_processes"]]
-    if len(parts) == WORLD_SIZE:
-        return parts[RANK], True
-    print(f"the checkpoint is of {len(parts)} processes, not {WORLD_SIZE}: all episodes begin anew")
-    return saved, False
+    return [torch.load(io.BytesIO(x), map_location="cpu", weights_only=True) for x in received or []]
 
 
 def total(x):
@@ -80,12 +71,19 @@ def average(x):
 
 def broadcast(x):
     """A tensor of rank 0."""
-    return of_each(x)[0]
+    x = x.clone()
+    if WORLD_SIZE > 1:
+        dist.broadcast(x, src=0)
+    return x
 
 
 def of_each(x):
     """A tensor (*shape) of every process: (W, *shape)."""
-    return total(torch.stack([x if rank == RANK else torch.zeros_like(x) for rank in range(WORLD_SIZE)]))
+    if WORLD_SIZE == 1:
+        return x[None]
+    values = [torch.empty_like(x) for _ in range(WORLD_SIZE)]
+    dist.all_gather(values, x)
+    return torch.stack(values)
 
 
 def share(tensors):
@@ -93,17 +91,6 @@ def share(tensors):
     values = from_rank_0([tensor.detach().cpu() for tensor in tensors]) if tensors else []
     for tensor, value in zip(tensors, values):
         tensor.copy_(value)
-
-
-def is_shared(value):
-    """Whether all processes hold the same: networks, optimizers, lineage; not what belongs to environments."""
-    of_environments = isinstance(value, torch.Tensor) or hasattr(value, "reset")
-    return not of_environments and (not isinstance(value, nn.Module) or any(True for _ in value.parameters()))
-
-
-def share_curriculum(env):
-    """Overwrite the tensors of the environment's curriculum with rank 0's."""
-    share([getattr(env, name) for name in getattr(env, "curriculum", ())])
 
 
 def average_gradients(module):

@@ -1,7 +1,6 @@
 """The command line: a script's Args over the task's tuned values; what cannot work is refused in one line."""
 
 import os
-import sys
 import textwrap
 from dataclasses import fields
 
@@ -11,57 +10,86 @@ import torch
 import tyro
 
 from harness import distributed
-from harness.checkpoints import load_checkpoint, refuse
+from harness.checkpoints import load_checkpoint
+from harness.errors import refuse
 from harness.hyperparameters import CPU
 from harness.run import script_name
 
-MAY_CHANGE = "total_timesteps checkpoint_interval diagnostics_interval resume cuda device num_iterations".split()
-WRAP = dict(subsequent_indent="    ", break_on_hyphens=False)
+# Flags that a resumed run may change: how long, where and how it is logged, not what it learns
+MAY_CHANGE = (
+    "total_timesteps checkpoint_interval diagnostics_interval resume cuda device num_iterations"
+    " exp_name track wandb_project_name capture_video"
+).split()
+# Ranges of the known flags; a flag of your own may have any value
 POSITIVE = (
     "num_envs total_timesteps num_steps num_minibatches update_epochs num_agents reward_scale max_grad_norm init_std"
+    " lstm_size"
 ).split()
+NOT_NEGATIVE = (
+    "seed checkpoint_interval learning_rate kl_threshold gamma gae_lambda critic_n_step clip_coef vf_coef bounds_coef"
+    " latent_dim max_ent_coef off_policy_ratio off_policy_coef diagnostics_interval mutation_std ga_threshold ga_warmup"
+    " ga_interval awac_coef awac_temperature reverse_kl_coef adversarial_coef pbt_start pbt_interval mutation_rate"
+).split()
+WRAP = dict(subsequent_indent="    ", break_on_hyphens=False)
 
 
 def parse_args(Args, tuned, check_args=lambda args: None, argv=None):
-    """Args, with defaults from the checkpoint (--resume) or the task's row of `tuned`; and the checkpoint, or None.
+    """The flags of a run. Those that are not given come from the checkpoint (--resume) or from the task's presets.
 
-    tuned: the script's table of hyperparameters.py; check_args(args): the script's own refusals.
+    tuned: the script's table of hyperparameters.py. check_args(args): the script's own refusals.
+    Returns args, an Args, and the checkpoint that --resume names, or None.
     """
     distributed.start()
     given = tyro.cli(Args, args=argv, add_help=False, return_unknown_args=True)[0]
-    saved, cpu_row, names = None, {}, [f.name for f in fields(Args) if f.init]
-    if given.resume:
-        saved = load_checkpoint(given.resume)
-        if saved["script"] != script_name(Args) or "optimizer" not in saved["state"]:
-            refuse("--resume", given.resume, f"must be a checkpoint that {script_name(Args)}.py wrote")
-        defaults = saved["args"]
-        for name in defaults:
-            if not hasattr(Args, name):
-                print(f"{flag(name)} of the checkpoint is ignored: {script_name(Args)}.py has no such flag")
+    saved = None if given.resume is None else load_checkpoint(given.resume)
+    if saved:
+        check_script(Args, given, saved)
+        defaults = gpu_defaults = saved["args"]
     else:
-        tuned_row = {"num_envs": Args.num_envs, **tuned.get(given.env_id, {})}
-        cpu_row = {} if given.cuda and torch.cuda.is_available() else CPU.get(given.env_id, {})
-        defaults = {"env_id": given.env_id, **tuned_row, **cpu_row}
-        blocks = getattr(given, "num_agents", 1) * distributed.WORLD_SIZE  # of equal size
-        for row in (tuned_row, defaults):
-            row["num_envs"] -= row["num_envs"] % max(1, min(blocks, row["num_envs"]))
-    default = Args(**{name: defaults[name] for name in names if name in defaults})
-    args = tyro.cli(Args, args=argv, default=default, description=f"Tasks: {', '.join(envs.TASKS)}.")
+        defaults, gpu_defaults = presets(Args, given, tuned)
+    known = {name: defaults[name] for name in flag_names(Args) if name in defaults}
+    args = tyro.cli(Args, args=argv, default=Args(**known), description=f"Tasks: {', '.join(envs.TASKS)}.")
     args.device = f"cuda:{distributed.LOCAL_RANK}" if args.cuda and torch.cuda.is_available() else "cpu"
     if args.device != "cpu":
         torch.cuda.set_device(args.device)
     check_common_args(args)
     args.num_iterations = max(1, args.total_timesteps // (args.num_envs * args.num_steps))
     check_args(args)
-    changed = {k: getattr(args, k) for k in names if k == "env_id" or getattr(args, k) != getattr(Args, k)}
     if saved:
         check_resumable(args, saved)
         args.resume = os.path.abspath(args.resume if os.path.isdir(args.resume) else os.path.dirname(args.resume))
+    announce(Args, args, defaults, gpu_defaults)
+    return args, saved
+
+
+def presets(Args, given, tuned):
+    """The task's defaults on this machine, and those on a GPU: name -> value. Agents and processes get equal blocks."""
+    on_gpu = {"env_id": given.env_id, "num_envs": Args.num_envs, **tuned.get(given.env_id, {})}
+    has_gpu = given.cuda and torch.cuda.is_available()
+    here = on_gpu if has_gpu else {**on_gpu, **CPU.get(given.env_id, {})}
+    blocks = getattr(given, "num_agents", 1) * distributed.WORLD_SIZE
+    for row in (on_gpu, here):
+        row["num_envs"] -= row["num_envs"] % max(1, min(blocks, row["num_envs"]))
+    return here, on_gpu
+
+
+def announce(Args, args, defaults, gpu_defaults):
+    """Print the command line that gives this run without presets, and what a GPU's presets would add."""
+    changed = {}
+    for name in flag_names(Args):
+        if name == "env_id" or getattr(args, name) != getattr(Args, name):
+            changed[name] = getattr(args, name)
     print(textwrap.fill(f"{script_name(Args)}.py {spell(changed)}", 120, **WRAP))
-    larger = {k: tuned_row[k] for k in cpu_row if getattr(args, k) == defaults[k] != tuned_row.get(k, defaults[k])}
+    larger = {}
+    for name, value in gpu_defaults.items():
+        if value != defaults[name] and getattr(args, name) == defaults[name]:
+            larger[name] = value
     if larger:
         print(textwrap.fill(f"sized for a CPU; for a GPU: {spell(larger)}", 120, **WRAP))
-    return args, saved
+
+
+def flag_names(Args):
+    return [field.name for field in fields(Args) if field.init]
 
 
 def flag(name):
@@ -75,23 +103,44 @@ def spell(flags):
     for name, value in flags.items():
         if isinstance(value, bool):
             words.append(flag(name if value else f"no_{name}"))
+        elif isinstance(value, tuple):
+            words += [flag(name), *map(str, value)]
         else:
-            words += [flag(name), *map(str, value if isinstance(value, tuple) else (value,))]
+            words += [flag(name), str(value)]
     return " ".join(words)
+
+
+def check_script(Args, given, saved):
+    """Refuse a checkpoint that another script or export.py wrote; say which of its flags are gone."""
+    name = script_name(Args)
+    if saved["script"] != name or "optimizer" not in saved["learner"]:
+        refuse("--resume", given.resume, f"must be a checkpoint that {name}.py wrote")
+    for field in saved["args"]:
+        if not hasattr(Args, field):
+            print(f"{flag(field)} of the checkpoint is ignored: {name}.py has no such flag")
 
 
 def check_common_args(args):
     """Refuse what no script can work with, before anything is created."""
-    for check, *names in ((envs.check_env_id, "env_id"), (envs.find_engine, "engine", "env_id", "device")):
-        try:
-            check(*(getattr(args, name) for name in names))
-        except ValueError as error:
-            refuse(flag(names[0]), getattr(args, names[0]), error)
+    try:
+        envs.check_env_id(args.env_id)
+    except ValueError as error:
+        refuse("--env-id", args.env_id, error)
+    try:
+        envs.find_engine(args.engine, args.env_id, args.device)
+    except ValueError as error:
+        refuse("--engine", args.engine, error)
     for name, value in vars(args).items():
-        if name in POSITIVE and value <= 0:
+        if value is None:
+            continue
+        if name in POSITIVE and not value > 0:
             refuse(flag(name), value, "must be above 0")
-        if isinstance(value, (int, float)) and name != "ent_coef" and not value >= 0:
+        if name in NOT_NEGATIVE and not value >= 0:  # written so that nan is refused
             refuse(flag(name), value, "must be at least 0")
+    if args.seed >= 2**32:
+        refuse("--seed", args.seed, "must be below 2^32")
+    if not args.hidden_sizes or min(args.hidden_sizes) < 1:
+        refuse("--hidden-sizes", " ".join(map(str, args.hidden_sizes)), "must be one or more widths, each at least 1")
     blocks = distributed.WORLD_SIZE * getattr(args, "num_agents", 1)
     if args.num_envs % blocks:
         refuse("--num-envs", args.num_envs, f"must be a multiple of {blocks}, agents times processes")
@@ -109,14 +158,3 @@ def check_resumable(args, saved):
     if args.num_iterations <= saved["iteration"]:
         least = saved["global_step"] + args.num_envs * args.num_steps
         refuse("--total-timesteps", args.total_timesteps, f"must be at least {least}, one more iteration")
-
-
-def make_env(args):
-    """The environments of this process, for training; says what steps them."""
-    num_envs, seed = args.num_envs // distributed.WORLD_SIZE, (args.seed + distributed.SEED_OFFSET) % 2**32
-    env = envs.make(args.env_id, num_envs, args.device, seed, args.engine, training=True)
-    engine = getattr(env, "engine_name", "its own")
-    if engine == "mujoco" and args.device != "cpu":
-        engine += " on the CPU (for MuJoCo Warp on the GPU: pip install -r requirements-gpu.txt)"
-    print(f"{args.env_id}: engine {engine}, {args.device}, {args.num_envs:,} environments", flush=True)
-    return env

@@ -1,0 +1,66 @@
+"""The environments of this process, what they share with those of other processes, and statistics of their episodes."""
+
+import math
+
+import envs  # before torch: Isaac Gym must be imported first
+
+import torch
+import torch.nn as nn
+
+from harness import distributed
+
+
+def make_env(args):
+    """The environments of this process, for training; says what steps them."""
+    num_envs = args.num_envs // distributed.WORLD_SIZE
+    seed = (args.seed + distributed.SEED_OFFSET) % 2**32
+    env = envs.make(args.env_id, num_envs, args.device, seed, args.engine, training=True)
+    engine = getattr(env, "engine_name", "its own")
+    if engine == "mujoco" and args.device != "cpu":
+        engine += " on the CPU (for MuJoCo Warp on the GPU: pip install -r requirements-gpu.txt)"
+    print(f"{args.env_id}: engine {engine}, {args.device}, {args.num_envs:,} environments", flush=True)
+    return env
+
+
+def share_curriculum(env):
+    """Overwrite the tensors of the environment's curriculum with rank 0's."""
+    distributed.share([getattr(env, name) for name in getattr(env, "curriculum", ())])
+
+
+class EpisodeStatistics(nn.Module):
+    """Return, length and objective of the episodes that finish, per agent."""
+
+    def __init__(self, num_envs, num_agents, device):
+        super().__init__()
+        self.register_buffer("counts", torch.zeros(num_envs, device=device))  # of this iteration's episodes
+        self.register_buffer("sums", torch.zeros(3, num_envs, device=device))  # of return, length, objective
+        self.register_buffer("means", torch.full((3, num_agents), math.nan, device=device))  # of its latest episodes
+        self.register_buffer("ages", torch.zeros(num_agents, device=device))  # iterations since these
+
+    def record(self, episode):
+        """episode: `info["episode"]` of a step, done (N,) and return, length, objective (N,)."""
+        self.counts += episode["done"]
+        values = torch.stack([episode[key] for key in ("return", "length", "objective")])
+        self.sums += torch.where(episode["done"], values, 0.0)
+
+    def end_iteration(self):
+        """Scalars of the episodes that finished since the last call; an agent without any keeps its last means."""
+        num_agents = len(self.ages)
+        counts = distributed.total(self.counts.view(num_agents, -1).sum(1))  # (A,)
+        sums = distributed.total(self.sums.view(3, num_agents, -1).sum(2))  # (3, A)
+        self.means = torch.where(counts > 0, sums / counts, self.means)
+        self.ages = torch.where(counts > 0, 0.0, self.ages + 1.0)
+        episodic_return, length, objective = sums.sum(1) / counts.sum()
+        self.counts.zero_()
+        self.sums.zero_()
+        return {
+            "charts/episodes": counts.sum(),
+            "charts/episodic_return": episodic_return,
+            "charts/episodic_length": length,
+            "charts/objective": objective,
+            "charts/leader_return": self.means[0, 0],
+            "charts/leader_objective": self.means[2, 0],
+            "charts/leader_episodes": counts[0],
+            "charts/leader_age": self.ages[0],
+            "charts/best_agent_objective": self.means[2].nan_to_num(-math.inf).max(),
+        }

@@ -1,0 +1,9 @@
+"""How a command line that cannot work ends: with one line and no traceback."""
+
+import sys
+
+
+def refuse(flag, value, reason):
+    """End with exit status 2 and one line that names the flag, its value and what would be valid."""
+    print(f"{flag} {value}: {reason}", file=sys.stderr)
+    sys.exit(2)

@@ -1,0 +1,98 @@
+"""What a run logs: TensorBoard, Weights & Biases, and one line per iteration on the terminal."""
+
+import math
+import os
+import time
+from datetime import timedelta
+
+import envs  # noqa: F401, before torch: Isaac Gym must be imported first
+
+import numpy as np
+import torch
+from tensorboard.compat.proto.summary_pb2 import Summary
+from torch.utils.tensorboard import SummaryWriter
+
+SPEED_WINDOW = 60.0  # seconds over which charts/SPS is measured
+TIME_LEFT_WINDOW = 600.0  # seconds; longer, so that the time left is steady
+
+
+class Log:
+    """The TensorBoard log in a run's folder, mirrored by Weights & Biases with --track. For rank 0 alone."""
+
+    def __init__(self, folder, args, global_step, wandb_id=None):
+        """global_step: the first step of the log, or that of the checkpoint. wandb_id: of the run that is resumed."""
+        self.args = args
+        self.wandb_id = wandb_id
+        if args.track:  # before the writer, which it watches
+            import wandb
+
+            self.wandb_id = wandb_id or wandb.util.generate_id()
+            wandb.init(
+                project=args.wandb_project_name, name=os.path.basename(folder), id=self.wandb_id, resume="allow",
+                config=vars(args), sync_tensorboard=True,
+            )  # fmt: skip
+        self.writer = SummaryWriter(folder, purge_step=global_step + 1)  # what a resumed run logs again
+        rows = "\n".join(f"|{key}|{value}|" for key, value in vars(args).items())
+        self.writer.add_text("hyperparameters", f"|flag|value|\n|-|-|\n{rows}", global_step)
+        self.clock = [(time.monotonic(), global_step)]  # of the last ten minutes' iterations
+
+    def write(self, global_step, numbers, others):
+        """Log numbers, name -> float, and others: name -> list (a histogram), image (3, H, W) or text. Prints a line."""
+        now = time.monotonic()
+        self.clock.append((now, global_step))
+        self.clock = [(t, step) for t, step in self.clock if now - t < TIME_LEFT_WINDOW]
+        speed = self.steps_per_second(SPEED_WINDOW)
+        for key, value in others.items():
+            if isinstance(value, str):
+                self.writer.add_text(key, value, global_step)
+            elif isinstance(value, torch.Tensor):
+                self.writer.add_image(key, value, global_step)
+            elif all(map(math.isfinite, value)):  # else some agent has finished no episode yet
+                self.writer.add_histogram(key, np.array(value, np.float64), global_step, bins=30)
+        for key, value in {**numbers, "charts/SPS": speed}.items():
+            if math.isfinite(value):  # else no episode has finished yet
+                self.writer.add_scalar(key, value, global_step)
+        self.writer.flush()
+        by_gap = not getattr(self.args, "ga_interval", 0.0)
+        total_steps = self.args.num_iterations * self.args.num_envs * self.args.num_steps
+        left = timedelta(seconds=int((total_steps - global_step) / self.steps_per_second(TIME_LEFT_WINDOW)))
+        print(f"{global_step:>11,} steps | {describe(numbers, by_gap)} | {speed:,.0f}/s | {left} left", flush=True)
+
+    def steps_per_second(self, seconds):
+        """Environment steps per second over the last so many seconds, or over the last iteration if that is longer."""
+        last_time, last_step = self.clock[-1]
+        recent = [entry for entry in self.clock[:-1] if last_time - entry[0] < seconds]
+        first_time, first_step = recent[0] if recent else self.clock[-2]
+        return (last_step - first_step) / max(last_time - first_time, 1e-9)
+
+    def write_film(self, path, global_step):
+        """Show a .gif among TensorBoard's images."""
+        with open(path, "rb") as file:
+            value = Summary.Value(tag="charts/leader", image=Summary.Image(encoded_image_string=file.read()))
+        self.writer.file_writer.add_summary(Summary(value=[value]), global_step)
+
+    def close(self):
+        self.writer.close()
+
+
+def describe(numbers, generations_by_gap=True):
+    """The middle of the terminal's line: one agent's return and objective, or how the agents of a population stand."""
+    objective = numbers["charts/leader_objective"]
+    reward = f"reward per step {numbers['charts/reward_per_step']:.4f}"
+    if not math.isfinite(objective):
+        return f"no episode of agent 0 yet, {reward}"
+    age = numbers["charts/leader_age"]
+    ago = f" ({age:.0f} iteration{'s' * (age > 1)} ago)" if age else ""
+    if "population/objective_median" not in numbers:
+        return f"return {numbers['charts/leader_return']:9.2f} | objective {objective:7.2f}{ago}"
+    text = reward
+    if "pbt/lr_min" not in numbers:  # PBT has no leader
+        text += f" | leader {objective:.2f}{ago}"
+    text += f" | median agent {numbers['population/objective_median']:.2f}"
+    if "evolution/generation" in numbers:
+        text += f" | generation {numbers['evolution/generation']:.0f}"
+        gap = numbers["evolution/fitness_gap"]
+        threshold = numbers["evolution/threshold"]
+        if generations_by_gap and gap <= threshold:  # not where it is NaN: the new agents have not been judged
+            text += f", gap {gap:.2g} of {threshold:.2g}"
+    return text

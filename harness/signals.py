@@ -1,0 +1,33 @@
+"""Signals that stop a run: the first after its present iteration, with a checkpoint; a second one at once."""
+
+import os
+import signal
+import sys
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)  # USR1: Slurm's warning before the time limit
+
+
+class StopSignals:
+    """Catches SIGNALS, unless they are ignored (nohup ignores SIGHUP). received: the number of the first, or 0."""
+
+    def __init__(self, quiet):
+        """quiet: whether the first signal is not answered, as in all processes but rank 0."""
+        self.quiet = quiet
+        self.received = 0
+        self.handlers = {}
+        for number in SIGNALS:
+            if signal.getsignal(number) != signal.SIG_IGN:
+                self.handlers[number] = signal.signal(number, self.stop)
+
+    def stop(self, number, frame):
+        if self.received:
+            sys.exit(128 + number)
+        self.received = number
+        if not self.quiet and number != signal.SIGHUP:  # a hangup means that the terminal is gone
+            # print could be interrupted halfway here, and must not be called again then
+            os.write(2, b"stopping after this iteration, with a checkpoint (Ctrl-C again: at once, without)\n")
+
+    def close(self):
+        """Put back the handlers of before."""
+        for number, handler in self.handlers.items():
+            signal.signal(number, handler)
