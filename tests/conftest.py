@@ -159,10 +159,13 @@ def train(monkeypatch):
 
 def record(script, run, patch):
     """Put recorders around what main() calls by name."""
-    make, agent_class = envs.make, script.Agent
-    clip, adam, adapt = torch.nn.utils.clip_grad_norm_, torch.optim.Adam, script.adapt_learning_rate
+    make = envs.make
+    agent_class = script.Agent
+    adam = torch.optim.Adam
+    adapt = script.adapt_learning_rate
+    minibatch_loss = script.minibatch_loss
     log = harness.Run.log
-    current = SimpleNamespace(obs=None, acted=None, learned=[])
+    current = SimpleNamespace(obs=None, acted=None)
 
     def recorded_make(*args, **kwargs):
         env = make(*args, **kwargs)
@@ -186,43 +189,48 @@ def record(script, run, patch):
         return env
 
     def recorded_agent(*args):
-        run.agent, run.args = agent_class(*args), args[-1]
-        agent = run.agent
-        agent.actor.weight.data *= 4.0  # some action means leave +-1.1 from the start
-        forward = agent.get_action_and_value
+        run.agent = agent_class(*args)
+        run.args = args[-1]
+        run.agent.actor.weight.data *= 4.0  # some action means leave +-1.1 from the start
+        forward = run.agent.get_action_and_value
 
         def recorded_forward(obs, *inputs):
             action, logprob, *rest = outputs = forward(obs, *inputs)
-            if torch.is_grad_enabled():  # a minibatch
-                agent_ids = inputs[0] if hasattr(agent, "latents") else torch.zeros(1, obs.shape[1], dtype=torch.long)
-                seen = dict(obs=obs, action=action, agent_ids=agent_ids, logprob=logprob.detach().clone())
-                current.learned.append(seen)
-            elif len(obs) == 1:  # a step of the rollout
+            if not torch.is_grad_enabled() and len(obs) == 1:  # a step of the rollout
                 current.acted = dict(action=action[0], logprob=logprob[0])
             return outputs
 
-        agent.get_action_and_value = recorded_forward
-        return agent
+        run.agent.get_action_and_value = recorded_forward
+        return run.agent
 
     def recorded_adam(*args, **kwargs):
         made = adam(*args, **kwargs)
         run.optimizer = run.optimizer or made  # cpo's discriminator has one too
         return made
 
-    def recorded_clip(parameters, *args):
-        params = dict(run.agent.named_parameters())
-        learned, *awac = current.learned
-        current.learned = []
+    def as_seen(mb):
+        """A minibatch's observations, actions and learners (PPO: 0), and the actions' log-probability now."""
+        ids = [mb["agent_ids"]] if "agent_ids" in mb else []
+        with torch.no_grad():
+            logprob = run.agent.get_action_and_value(mb["obs"], *ids, mb["dones"], mb["lstm_state"], mb["actions"])[1]
+        no_ids = torch.zeros(1, mb["obs"].shape[1], dtype=torch.long)
+        return dict(obs=mb["obs"], action=mb["actions"], agent_ids=mb.get("agent_ids", no_ids), logprob=logprob)
+
+    def recorded_loss(agent, mb, *inputs):
+        loss, *rest = minibatch_loss(agent, mb, *inputs)
+        params = dict(agent.named_parameters())
+        grads = torch.autograd.grad(loss, list(params.values()), retain_graph=True)
+        imitated = inputs[0] if script is cpo and inputs[0]["obs"].shape[1] else None
         run.minibatches.append(SimpleNamespace(
             params={key: value.detach().clone() for key, value in params.items()},
-            grads={key: value.grad.clone() for key, value in params.items()},
-            buffers={key: value.clone() for key, value in run.agent.named_buffers()},
+            grads=dict(zip(params, grads)),
+            buffers={key: value.clone() for key, value in agent.named_buffers()},
             lr=run.optimizer.param_groups[0]["lr"],
-            awac=SimpleNamespace(**awac[0]) if awac else None,
+            awac=SimpleNamespace(**as_seen(imitated)) if imitated else None,
             rollout_buffers=current.buffers,
-            **learned,
+            **as_seen(mb),
         ))  # fmt: skip
-        return clip(parameters, *args)
+        return loss, *rest
 
     def recorded_adapt(lr, kl, threshold):
         run.kls.append(kl)
@@ -237,7 +245,7 @@ def record(script, run, patch):
     patch.setattr(harness.Run, "log", recorded_log)
     patch.setattr(script, "Agent", recorded_agent)
     patch.setattr(torch.optim, "Adam", recorded_adam)
-    patch.setattr(torch.nn.utils, "clip_grad_norm_", recorded_clip)
+    patch.setattr(script, "minibatch_loss", recorded_loss)
     patch.setattr(script, "adapt_learning_rate", recorded_adapt)
 
     if hasattr(script, "sample_offpolicy_columns"):

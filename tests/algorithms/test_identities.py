@@ -212,27 +212,6 @@ def test_normalisers_take_in_the_rollout_before_the_update_and_then_stand_still(
 
 
 @every_script
-def test_with_gradients_the_lstm_is_called_again_only_where_an_episode_begins(script, monkeypatch):
-    torch.manual_seed(0)
-    args = parse(script, f"{FLAGS[script]} --lstm")
-    agent = script.Agent(3, 2, args)
-    obs, dones, state = torch.randn(10, 8, 3), torch.zeros(10, 8, dtype=torch.bool), torch.randn(1, 8, agent.state_size)
-    dones[[0, 3, 3, 7], [1, 2, 5, 2]] = True
-    ids = () if script is ppo else (torch.arange(8)[None] % args.num_agents,)
-    calls, found = [], []
-    agent.lstm.register_forward_hook(lambda lstm, inputs, outputs: calls.append(len(inputs[0])))
-    for per_step in (False, True):
-        monkeypatch.setattr(torch, "is_grad_enabled", lambda: not per_step)
-        agent.zero_grad()
-        value = agent.get_value(obs, *ids, dones, state)
-        value.square().sum().backward()
-        found.append([value, *(p.grad for p in agent.parameters() if p.grad is not None)])
-    assert calls == [3, 4, 3] + 10 * [1]
-    for at_once, step_by_step in zip(*found):
-        torch.testing.assert_close(at_once, step_by_step, rtol=1e-6, atol=1e-6)
-
-
-@every_script
 def test_actions_are_drawn_as_normal_draws_them(script):
     torch.manual_seed(0)
     args = parse(script, FLAGS[script])

@@ -121,7 +121,10 @@ def test_the_action_noise_comes_back_from_its_bound(train, script, monkeypatch):
 @every_script
 @pytest.mark.parametrize("network", ["--no-lstm", "--lstm --lstm-size 8"])
 def test_a_rollout_step_and_a_minibatch_launch_few_operators(script, network, monkeypatch):
-    """Beside the environment's own; no episode ends. Each costs the host of a GPU microseconds (docs/engines.md)."""
+    """Beside the environment's own; no episode ends. Each costs the host of a GPU microseconds (docs/engines.md).
+
+    An LSTM adds about 15 per step of a minibatch, forwards and backwards, and so does each further pass of cpo.py.
+    """
     step, clip, before, after, minibatches = VectorEnv.step, torch.nn.utils.clip_grad_norm_, [], [], []
 
     def counted_step(*args):
@@ -141,8 +144,11 @@ def test_a_rollout_step_and_a_minibatch_launch_few_operators(script, network, mo
     population = "" if script is ppo else "--num-agents 4 --diagnostics-interval 0"
     with Waits() as waits:
         script.main(f"{flags} {population} --total-timesteps 1024 --hidden-sizes 8 8 8".split())
-    assert len(after) == 16 and len(minibatches) == 4
+    assert len(after) == 16
+    assert len(minibatches) == 4
     assert max(b - a for a, b in zip(after, before[1:])) <= 75
     _, second, third, _ = minibatches  # Adam makes its moments in the first
-    assert third - second <= (400 if script is cpo else 300)
-    assert waits.count < (16 if "--lstm " in network else 9)  # none in each of 16 steps or, but for the LSTM, of 4
+    passes = 2 if script is cpo else 1
+    lstm = 16 * 20 * passes if "--lstm " in network else 0
+    assert third - second <= 200 + 100 * passes + lstm
+    assert waits.count < 9  # none in each of 16 steps

@@ -178,16 +178,16 @@ NOBODY, EVERYBODY, NOT_KNOWN = (), range(6), None
 
 def record(fitness, begins, ends, objective):
     """A step in which episodes begin and end in some environments (indices) with these objectives."""
-    begins, done = (torch.tensor([i in indices for i in range(fitness.score.numel())]) for indices in (begins, ends))
+    begins, done = (torch.tensor([i in indices for i in range(fitness.scores.numel())]) for indices in (begins, ends))
     fitness.record(begins, {"done": done, "objective": torch.as_tensor(objective, dtype=torch.float32)})
 
 
 def per_agent(fitness):
-    return [NOT_KNOWN if math.isnan(x) else x for x in fitness.per_agent().tolist()]
+    return [NOT_KNOWN if math.isnan(x) else x for x in fitness.fitness().tolist()]
 
 
 def test_fitness_is_the_mean_of_each_environments_latest_episode():
-    fitness = epo.Fitness(6, 3, "cpu")
+    fitness = epo.FitnessTracker(6, 3, "cpu")
     assert per_agent(fitness) == [NOT_KNOWN, NOT_KNOWN, NOT_KNOWN]
     record(fitness, EVERYBODY, (0, 1, 2), [10, 20, 30, 99, 99, 99])
     assert per_agent(fitness) == [15.0, NOT_KNOWN, NOT_KNOWN]  # agent 1 has one of two
@@ -196,9 +196,9 @@ def test_fitness_is_the_mean_of_each_environments_latest_episode():
 
 
 def test_episodes_that_began_before_the_generation_do_not_count():
-    fitness = epo.Fitness(6, 3, "cpu")
+    fitness = epo.FitnessTracker(6, 3, "cpu")
     record(fitness, EVERYBODY, EVERYBODY, [1] * 6)
-    fitness.begin_generation()
+    fitness.restart()
     assert per_agent(fitness) == [NOT_KNOWN] * 3 and not fitness.episodes.any()  # of children and all others
     record(fitness, (0, 1, 2), EVERYBODY, [2] * 6)  # the other episodes were running
     assert per_agent(fitness) == [2.0, NOT_KNOWN, NOT_KNOWN]
@@ -208,7 +208,7 @@ def test_episodes_that_began_before_the_generation_do_not_count():
 
 
 def test_fitness_goes_on_from_its_state():
-    fitness, copy = epo.Fitness(6, 3, "cpu"), epo.Fitness(6, 3, "cpu")
+    fitness, copy = epo.FitnessTracker(6, 3, "cpu"), epo.FitnessTracker(6, 3, "cpu")
     record(fitness, EVERYBODY, (0, 1, 2), [1, 2, 3, 4, 5, 6])
     copy.load_state_dict(fitness.state_dict())
     for each in (fitness, copy):
@@ -218,7 +218,7 @@ def test_fitness_goes_on_from_its_state():
 
 @pytest.mark.parametrize("n", [10, 20, 30])
 def test_fitness_is_known_from_nine_tenths_of_the_environments(n):
-    fitness = epo.Fitness(2 * n, 2, "cpu")
+    fitness = epo.FitnessTracker(2 * n, 2, "cpu")
     for count, known in ((9 * n // 10 - 1, NOT_KNOWN), (9 * n // 10, 1.0)):
         record(fitness, range(count), range(count), [1] * 2 * n)
         assert per_agent(fitness) == [known, NOT_KNOWN]
@@ -233,17 +233,17 @@ def test_luck_alone_does_not_tell_a_child_from_the_other_followers():
     generator = torch.Generator().manual_seed(0)
     relative, replaced_again = [], 0
     for trial in range(100):
-        fitness, length = epo.Fitness(num_agents * n, num_agents, "cpu"), torch.zeros(num_agents * n)
+        fitness, length = epo.FitnessTracker(num_agents * n, num_agents, "cpu"), torch.zeros(num_agents * n)
         begins, worst = torch.ones(num_agents * n, dtype=torch.bool), None
         for generation in range(2):
-            while fitness.per_agent().isnan().any():
+            while fitness.fitness().isnan().any():
                 length = torch.where(begins, 1.0, length + 1.0)
                 ends = torch.rand(num_agents * n, generator=generator) < 0.1
                 fitness.record(begins, {"done": ends, "objective": length})
                 begins = ends
-            child, scores = worst, fitness.per_agent()
+            child, scores = worst, fitness.fitness()
             worst = scores.argmin().item()
-            fitness.begin_generation()
+            fitness.restart()
         relative.append((scores[child] / scores.mean()).item())
         replaced_again += worst == child
     relative = torch.tensor(relative)

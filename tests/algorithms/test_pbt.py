@@ -45,7 +45,7 @@ def train(script, flags):
 
 def learner(saved, k):
     """Network with normalisers, and Adam's moments of agent k of pbt.py, or of ppo.py's only one."""
-    agent, optimizer = saved["state"]["agent"], saved["state"]["optimizer"]
+    agent, optimizer = saved["learner"]["agent"], saved["learner"]["optimizer"]
     if saved["script"] == "pbt":
         agent = {name.split(".", 1)[1]: x for name, x in agent.items() if name.split(".")[0] == str(k)}
     return agent, [optimizer["state"][i] for i in optimizer["param_groups"][k]["params"]]
@@ -79,7 +79,7 @@ def test_a_mutation_multiplies_or_divides(name, value, up, down, monkeypatch):
 @pytest.mark.parametrize("rate, different", [(0, 1), (1, 4)])
 def test_agent_0_begins_with_the_flags_and_the_others_with_mutations(rate, different):
     saved = train(pbt, f"{AGENTS} --pbt-start 9999 --kl-threshold 0.3 --ent-coef 0.2 --mutation-rate {rate}")
-    groups = saved["state"]["optimizer"]["param_groups"]
+    groups = saved["learner"]["optimizer"]["param_groups"]
     given = dict(kl_threshold=0.3, ent_coef=0.2, gamma=0.99, gae_lambda=0.95, clip_coef=0.05)
     assert {name: groups[0][name] for name in given} == given
     assert all(len({group[name] for group in groups}) == different for name in given)
@@ -119,25 +119,37 @@ def test_fitness_is_of_the_latest_episodes_that_began_after_the_last_copies(copi
 
 
 @pytest.mark.parametrize("flags, expected", [
-    ("", [432, 864, 1296, 1728, 2160]), ("--pbt-start 700 --pbt-interval 500", [864, 1512, 2160]),
-    ("--pbt-interval 1500", [1512]), ("--total-timesteps 21600", [1080, 1728, 2376]),
+    ("", [432, 864, 1296, 1728, 2160]),
+    ("--pbt-start 700 --pbt-interval 500", [864, 1512, 2160]),
+    ("--pbt-interval 1500", [1512]), ("--total-timesteps 64800", [648, 1296, 1944]),
 ])  # fmt: skip
 def test_the_schedule_counts_environment_steps(flags, expected, monkeypatch):
-    """Unset: 1 % of the run, or those of a long one. After two iterations every environment has an episode."""
-    assert pbt.SCHEDULE == {"pbt_start": 100_000_000, "pbt_interval": 20_000_000}
-    monkeypatch.setattr(pbt, "SCHEDULE", {"pbt_start": 1000, "pbt_interval": 500})
+    """Unset: 1 % of the run. After two iterations every environment has an episode."""
     seen = []
 
     def log(run, iteration, step, values):
         run.stopping = iteration == 12
         seen.extend([step - 216] * ("pbt/copies" in values))
-        rates = [group["lr"] for group in run.state["optimizer"].param_groups]
+        rates = [group["lr"] for group in run.learner["optimizer"].param_groups]
         assert (values["pbt/lr_min"], values["pbt/lr_max"]) == (min(rates), max(rates))
 
     monkeypatch.setattr(pbt.harness.Run, "log", log)
     with pytest.raises(SystemExit):
         pbt.main(f"{LONG.replace('--pbt-start 1 --pbt-interval 1', '')} {flags}".split())
     assert seen == expected
+
+
+def test_a_longer_run_starts_to_copy_a_little_later():
+    """The schedule has no jump, and at most that of a long run."""
+    starts = []
+    intervals = []
+    for steps in (999_000_000, 1_000_000_000, 100_000_000_000):
+        args = pbt.Args(env_id="Moat", total_timesteps=steps)
+        pbt.check_args(args)
+        starts.append(args.pbt_start)
+        intervals.append(args.pbt_interval)
+    assert starts == [9_990_000, 10_000_000, 100_000_000]
+    assert intervals == [9_990_000, 10_000_000, 20_000_000]
 
 
 def test_a_longer_resumed_run_keeps_the_schedule():
@@ -184,7 +196,7 @@ def test_one_agent_is_ppo_bit_by_bit(flags):
     other = train(ppo, flags)
     logs.append(written(the_run()))
     assert same(learner(one, 0), learner(other, 0)) and one["iteration"] > 2
-    assert all(same(one["state"][name], other["state"][name]) for name in ("env", "episodes", "obs", "lstm_state"))
+    assert all(same(one["rollout"][0][name], other["rollout"][0][name]) for name in ("env", "episodes", "obs", "lstm_state"))
     for key in logs[1].Tags()["scalars"]:
         if not key.startswith("perf/") and key != "charts/SPS":
             values = [[event.value for event in log.Scalars(key)] for log in logs]
