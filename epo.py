@@ -115,6 +115,8 @@ class Args:
     """followers' columns that the leader learns from, in multiples of its own n (SAPG Algorithm 1: 1); 0: none"""
     off_policy_coef: float = 1.0
     """weight of an off-policy row relative to an on-policy one; times off_policy_ratio it is lambda (SAPG Eq. 4)"""
+    off_policy_lambda: float = 0.95
+    """lambda of the advantages and critic targets of off-policy rows (ours); 0: one step (SAPG Eq. 6, EPO Eq. 8)"""
     off_policy_mu: bool = False
     """centre the off-policy clip window on mu (SAPG Eq. 3); off: on 1, as released"""
     aggregation: Literal["leader-follower", "one-follower", "symmetric"] = "leader-follower"
@@ -320,28 +322,51 @@ def sample_offpolicy_columns(agent_ids, num_agents, ratio, aggregation):
     return torch.cat(columns), torch.cat(learners)
 
 
+def offpolicy_advantages(rewards, values, next_values, ends, ratios, gamma, off_policy_lambda):
+    """Advantages of data that another agent collected. All (T, C); next_values and ends as of compute_gae.
+
+    The papers take one step, r + gamma V(s') - V(s) (SAPG Eq. 6, EPO Eq. 8): off_policy_lambda = 0. Ours goes on as GAE
+    does, as far as the learner would have acted alike: each later action counts min(1, pi_learner / pi_behaviour)
+    (Retrace, arXiv 1606.02647). ratios: pi_learner,old / pi_behaviour of the actions.
+    """
+    deltas = rewards + gamma * next_values - values
+    advantages = torch.zeros_like(rewards)
+    tail = torch.zeros_like(rewards[0])
+    for t in reversed(range(len(rewards))):
+        advantages[t] = deltas[t] + gamma * tail * ~ends[t]
+        tail = off_policy_lambda * ratios[t].clamp(max=1.0) * advantages[t]
+    return advantages
+
+
 @torch.no_grad()
-def offpolicy_batch(agent, batch, rewards, next_obs, terminated, columns, learners, args):
+def offpolicy_batch(agent, batch, rewards, next_obs, terminated, ends, columns, learners, args):
     """Relabel columns (C,) of the on-policy batch for their learners (C,): a batch of the same fields, C columns.
 
     Kept: observation, action, behaviour log-probability, LSTM state before the window. Recomputed with the learner's
-    latent: old policy, values, 1-step target and advantage (SAPG Eq. 6, EPO Eq. 8), and mu (SAPG Eq. 3, EPO Eq. 4).
-    rewards, terminated (T, N); next_obs (T, N, D): the result of each action, final_obs at an episode's end.
+    latent: old policy, values, advantages and critic targets (SAPG Eq. 6, EPO Eq. 8), mu (SAPG Eq. 3, EPO Eq. 4).
+    rewards, terminated, ends (T, N); next_obs (T, N, D): what each action led to, final_obs at an episode's end.
     """
     off = {key: value[:, columns] for key, value in batch.items()}
-    off["agent_ids"] = ids = learners[None]
-    _, old_logprob, old_policy, values, states = agent.get_action_and_value(
+    ids = learners[None]
+    off["agent_ids"] = ids
+    _, old_logprob, old_policy, values, lstm_states = agent.get_action_and_value(
         off["obs"], ids, off["dones"], off["lstm_state"], off["actions"]
     )
     rows = next_obs[:, columns].flatten(0, 1)[None]  # (1, T C, D): one step each, from the LSTM state before it
-    next_values = agent.get_value(rows, ids.repeat(1, len(rewards)), None, states.flatten(0, 1)[None])
-    next_values = agent.value_rms.denormalize(next_values.view(len(rewards), -1)) * ~terminated[:, columns]
-    off["means"], off["logstds"] = old_policy.mean, agent.actor_logstd[ids]
+    next_values = agent.get_value(rows, ids.repeat(1, len(rewards)), None, lstm_states.flatten(0, 1)[None])
+    next_values = agent.value_rms.denormalize(next_values.view(len(rewards), -1))
+    next_values = torch.where(terminated[:, columns], 0.0, next_values)
+    raw_values = agent.value_rms.denormalize(values)
+    ratios = (old_logprob - off["logprobs"]).clamp(max=MAX_LOG_RATIO).exp()  # pi_learner,old / pi_behaviour
+    off["means"] = old_policy.mean
+    off["logstds"] = agent.actor_logstd[ids]
     off["values"] = values
-    off["returns"] = rewards[:, columns] + args.gamma * next_values
-    off["advantages"] = off["returns"] - agent.value_rms.denormalize(values)
+    off["advantages"] = offpolicy_advantages(
+        rewards[:, columns], raw_values, next_values, ends[:, columns], ratios, args.gamma, args.off_policy_lambda
+    )
+    off["returns"] = raw_values + off["advantages"]
     if args.off_policy_mu:
-        off["mu"] = (old_logprob - off["logprobs"]).clamp(max=MAX_LOG_RATIO).exp()  # pi_learner,old / pi_behaviour
+        off["mu"] = ratios
     off["is_offpolicy"] = torch.ones_like(values)
     return off
 
@@ -581,7 +606,9 @@ def main(argv=None):
             agent_ids[0], args.num_agents, args.off_policy_ratio, args.aggregation
         )
         if len(off_columns):
-            off = offpolicy_batch(agent, batch, rewards, next_obs, terminated, off_columns, learners, args)
+            off = offpolicy_batch(
+                agent, batch, rewards, next_obs, terminated, dones[1:], off_columns, learners, args
+            )
             batch = {key: torch.cat([batch[key], off[key]], 1) for key in batch}  # (T or 1, N + C, ...)
         agent.value_rms.update(raw_values[:-1])  # values too, as released
         agent.value_rms.update(returns)  # from here on the value head's output is read in the new units
@@ -590,7 +617,8 @@ def main(argv=None):
         mean, std = harness.mean_and_std(advantages)  # over all processes
         batch["advantages"] = (advantages - mean) / (std + 1e-8)
         diagnosis = harness.diagnose(iteration, agent, batch, args)  # SAPG; before obs_rms changes the policy
-        agent.obs_rms.update(obs[:-1])
+        if iteration == 1:  # otherwise the first window would be learned from raw observations
+            agent.obs_rms.update(obs[:-1])
 
         # ---------------------------------------------------------------- Update
         losses = defaultdict(list)  # name -> one number per gradient step
@@ -614,6 +642,8 @@ def main(argv=None):
             group = optimizer.param_groups[0]
             if epoch or args.num_minibatches > 1:  # with one minibatch, the first KL is taken before any step
                 group["lr"] = adapt_learning_rate(group["lr"], kl, args.kl_threshold)
+        if iteration > 1:  # after the update, so that the policy that learns is the policy that acted
+            agent.obs_rms.update(obs[:-1])
         losses = {name: torch.stack(steps) for name, steps in losses.items()}
         run.check_finite(iteration, {"observations": obs, "rewards": rewards, **losses})
         obs[0] = obs[T]

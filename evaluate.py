@@ -123,7 +123,7 @@ def agents_of(saved, script):
 
 
 def players_of(saved, script):
-    """What a table scores unless --agents says it: [(name, id), ...], agent 0, the leader if one leads, and the best."""
+    """What a table scores unless --agents says it: the leader (agent 0 where none leads) and the best. [(name, id)]"""
     _, leader, best = agents_of(saved, script)
     first = "leader" if hasattr(script.Agent, "leader") else "agent"
     players = [(first, leader if first == "leader" else 0)]

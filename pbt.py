@@ -120,9 +120,9 @@ class Args:
 def check_args(args):
     """Refuse what the population cannot work with, and set what follows from the run's length."""
     # PBT
-    own_envs = args.num_envs // args.num_agents // harness.WORLD_SIZE
-    if args.num_minibatches > own_envs:
-        harness.refuse("--num-minibatches", args.num_minibatches, f"must be at most {own_envs}, an agent's environments")
+    most = args.num_envs // args.num_agents // harness.WORLD_SIZE
+    if args.num_minibatches > most:
+        harness.refuse("--num-minibatches", args.num_minibatches, f"must be at most {most}, an agent's environments")
     if args.pbt_start is None:
         args.pbt_start = min(args.total_timesteps // 100, 100_000_000)
     if args.pbt_interval is None:
@@ -485,7 +485,8 @@ def main(argv=None):
             batch["returns"] = network.value_rms.normalize(batch["returns"])
             mean, std = harness.mean_and_std(batch["advantages"])  # over all processes
             batch["advantages"] = (batch["advantages"] - mean) / (std + 1e-8)
-        agent.obs_rms.update(obs[:-1])
+        if iteration == 1:  # otherwise the first window would be learned from raw observations
+            agent.obs_rms.update(obs[:-1])
 
         # ---------------------------------------------------------------- Update
         losses = defaultdict(list)  # name -> one number per gradient step
@@ -512,6 +513,8 @@ def main(argv=None):
             kls[k] = harness.average(torch.stack(own_kls).mean())
             if epoch or args.num_minibatches > 1:  # with one minibatch, the first KL is taken before any step
                 own["lr"] = adapt_learning_rate(own["lr"], kls[k].item(), own["kl_threshold"])
+        if iteration > 1:  # after the update, so that the policy that learns is the policy that acted
+            agent.obs_rms.update(obs[:-1])
         losses = {name: torch.stack(steps) for name, steps in losses.items()}
         run.check_finite(iteration, {"observations": obs, "rewards": rewards, **losses})
         obs[0] = obs[T]

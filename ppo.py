@@ -362,7 +362,8 @@ def main(argv=None):
         batch["returns"] = agent.value_rms.normalize(batch["returns"])
         mean, std = harness.mean_and_std(advantages)  # over all processes
         batch["advantages"] = (advantages - mean) / (std + 1e-8)
-        agent.obs_rms.update(obs[:-1])
+        if iteration == 1:  # otherwise the first window would be learned from raw observations
+            agent.obs_rms.update(obs[:-1])
 
         # ---------------------------------------------------------------- Update
         losses = defaultdict(list)  # name -> one number per gradient step
@@ -386,6 +387,8 @@ def main(argv=None):
             group = optimizer.param_groups[0]
             if epoch or args.num_minibatches > 1:  # with one minibatch, the first KL is taken before any step
                 group["lr"] = adapt_learning_rate(group["lr"], kl, args.kl_threshold)
+        if iteration > 1:  # after the update, so that the policy that learns is the policy that acted
+            agent.obs_rms.update(obs[:-1])
         losses = {name: torch.stack(steps) for name, steps in losses.items()}
         run.check_finite(iteration, {"observations": obs, "rewards": rewards, **losses})
         obs[0] = obs[T]

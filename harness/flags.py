@@ -27,8 +27,9 @@ POSITIVE = (
 ).split()
 NOT_NEGATIVE = (
     "seed checkpoint_interval learning_rate kl_threshold gamma gae_lambda critic_n_step clip_coef vf_coef bounds_coef"
-    " latent_dim max_ent_coef off_policy_ratio off_policy_coef diagnostics_interval mutation_std ga_threshold ga_warmup"
-    " ga_interval awac_coef awac_temperature reverse_kl_coef adversarial_coef pbt_start pbt_interval mutation_rate"
+    " latent_dim max_ent_coef off_policy_ratio off_policy_coef off_policy_lambda diagnostics_interval"
+    " mutation_std ga_threshold ga_warmup ga_interval awac_coef awac_temperature reverse_kl_coef adversarial_coef"
+    " pbt_start pbt_interval mutation_rate"
 ).split()
 WRAP = dict(subsequent_indent="    ", break_on_hyphens=False)
 

@@ -37,7 +37,7 @@ class Log:
         self.clock = [(time.monotonic(), global_step)]  # of the last ten minutes' iterations
 
     def write(self, global_step, numbers, others):
-        """Log numbers, name -> float, and others: name -> list (a histogram), image (3, H, W) or text. Prints a line."""
+        """Log numbers, name -> float, and others, name -> list (a histogram), image or text; print a line."""
         now = time.monotonic()
         self.clock.append((now, global_step))
         self.clock = [(t, step) for t, step in self.clock if now - t < TIME_LEFT_WINDOW]
@@ -78,17 +78,17 @@ class Log:
 def describe(numbers, generations_by_gap=True):
     """The middle of the terminal's line: one agent's return and objective, or how the agents of a population stand."""
     objective = numbers["charts/leader_objective"]
-    reward = f"reward per step {numbers['charts/reward_per_step']:.4f}"
+    reward = f"reward/step {numbers['charts/reward_per_step']:.4f}"
     if not math.isfinite(objective):
-        return f"no episode of agent 0 yet, {reward}"
-    age = numbers["charts/leader_age"]
-    ago = f" ({age:.0f} iteration{'s' * (age > 1)} ago)" if age else ""
+        return f"{reward}, no episode of agent 0 yet"
     if "population/objective_median" not in numbers:
+        age = numbers["charts/leader_age"]
+        ago = f" ({age:.0f} iteration{'s' * (age > 1)} ago)" if age else ""
         return f"return {numbers['charts/leader_return']:9.2f} | objective {objective:7.2f}{ago}"
-    text = reward
+    text = f"{reward} | "
     if "pbt/lr_min" not in numbers:  # PBT has no leader
-        text += f" | leader {objective:.2f}{ago}"
-    text += f" | median agent {numbers['population/objective_median']:.2f}"
+        text += f"leader {objective:.2f}, "
+    text += f"median {numbers['population/objective_median']:.2f}"
     if "evolution/generation" in numbers:
         text += f" | generation {numbers['evolution/generation']:.0f}"
         gap = numbers["evolution/fitness_gap"]

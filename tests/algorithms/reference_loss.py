@@ -3,7 +3,8 @@
 `learning_data` takes what the environments showed and what the script's own network made of it. All else (advantages,
 targets, importance weights, normalisation) is computed here in plain loops, one row at a time: with the statistics of
 the rollout, which the network acted by, whereas targets and old values are normalised by those that include the rollout
-(and so are a minibatch's observations). A row is one step of one environment as one agent learns from it:
+(and so are a minibatch's observations in the first iteration). A row is one step of one environment as one agent learns
+from it:
 
     kind                     "on-policy"; "off-policy": what somebody else did; "awac": what the leader did, to imitate
     owner, learner           who acted, who learns
@@ -132,6 +133,23 @@ def gae(rewards, values, next_values, dones, gamma, gae_lambda):
     return advantages
 
 
+def offpolicy_advantages(rewards, values, next_values, dones, ratios, gamma, off_policy_lambda):
+    """A_t = sum over k of gamma^k (product of lambda min(1, ratio) of actions t+1 ... t+k) delta_t+k.
+
+    The sum ends with the episode or the window. lambda = 0 is one step: SAPG Eq. 6, EPO Eq. 8.
+    """
+    advantages = [0.0] * len(rewards)
+    for t in range(len(rewards)):
+        weight = 1.0
+        for k in range(t, len(rewards)):
+            if k > t:
+                weight *= gamma * off_policy_lambda * min(1.0, ratios[k])
+            advantages[t] += weight * (rewards[k] + gamma * next_values[k] - values[k])
+            if dones[k]:
+                break
+    return advantages
+
+
 def n_step_targets(rewards, next_values, dones, gamma, n):
     """SAPG Eq. 5, EPO Eq. 6: r_t + ... + gamma^(n-1) r_t+n-1 + gamma^n V(s_t+n); to the episode's or window's end."""
     targets = [0.0] * len(rewards)
@@ -177,9 +195,12 @@ def learning_data(run):
                     if args.critic_n_step:
                         targets = n_step_targets(rewards, next_values, dones, args.gamma, args.critic_n_step)
                     seen += values + targets
-                else:  # SAPG Eq. 6, EPO Eq. 8: one step
-                    targets = [r + args.gamma * v for r, v in zip(rewards, next_values)]
-                    advantages = [target - value for target, value in zip(targets, values)]
+                else:
+                    ratios = (old.logprob[:, p] - acted.logprob[:, e]).exp().tolist()
+                    advantages = offpolicy_advantages(
+                        rewards, values, next_values, dones, ratios, args.gamma, args.off_policy_lambda
+                    )
+                    targets = [advantage + value for advantage, value in zip(advantages, values)]
                 window.rows[kind, e, learner] = [
                     SimpleNamespace(
                         kind=kind, owner=owner(e, args), learner=learner, behaviour=acted.logprob[t, e],

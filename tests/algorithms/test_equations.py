@@ -20,7 +20,7 @@ import sapg
 from harness import diagnostics
 from tests.conftest import TINY_POPULATION, Drift, every_population, every_script
 from tests.algorithms.test_math import fitness_of
-from tests.algorithms.reference_loss import assert_gradients, gae, n_step_targets, play
+from tests.algorithms.reference_loss import assert_gradients, gae, n_step_targets, offpolicy_advantages, play
 
 pytestmark = pytest.mark.usefixtures("float64")
 
@@ -220,8 +220,9 @@ def test_sapg_eq_6_epo_eq_8_one_step_target(script):
     batch["logprobs"] = -0.1 * (batch["agent_ids"] + 1) * batch["actions"][..., 0]  # of who acted
     environments, learners = [2, 1, 0], [0, 0, 2]
     off = script.offpolicy_batch(
-        Network(), batch, torch.tensor(r), torch.tensor(next_s)[..., None], torch.tensor(ends),
-        torch.tensor(environments), torch.tensor(learners), SimpleNamespace(gamma=0.5, off_policy_mu=True),
+        Network(), batch, torch.tensor(r), torch.tensor(next_s)[..., None], torch.tensor(ends), torch.tensor(ends),
+        torch.tensor(environments), torch.tensor(learners),
+        SimpleNamespace(gamma=0.5, off_policy_lambda=0.0, off_policy_mu=True),
     )  # fmt: skip
     for k, (e, i) in enumerate(zip(environments, learners)):
         for t in range(2):
@@ -233,6 +234,47 @@ def test_sapg_eq_6_epo_eq_8_one_step_target(script):
             assert off["advantages"][t, k] == pytest.approx(target - value)  # the papers give no formula: the same step
             assert off["mu"][t, k] == pytest.approx(mu)
             assert off["means"][t, k].item() == (i + 5) * s[t][e] and off["logstds"][0, k].item() == i + 0.5
+
+
+def off_policy_case():
+    """Random rewards, values, next values, ends and ratios (T, C), with small, large and tiny ratios."""
+    generator = torch.Generator().manual_seed(1)
+    rewards, values, next_values, log_ratios = torch.randn(4, 12, 40, generator=generator)
+    ends = torch.rand(12, 40, generator=generator) < 0.15
+    return rewards, values, next_values, ends, (2 * log_ratios).exp()
+
+
+@every_population
+@pytest.mark.parametrize("off_policy_lambda", [0.0, 0.5, 0.95, 1.0])
+def test_off_policy_advantages_by_their_sum(script, off_policy_lambda):
+    """Ours beyond lambda = 0, which is SAPG Eq. 6, EPO Eq. 8. offpolicy_advantages."""
+    case = off_policy_case()
+    found = script.offpolicy_advantages(*case, 0.99, off_policy_lambda)
+    for column in range(40):
+        numbers = [x[:, column].tolist() for x in case]
+        expected = offpolicy_advantages(*numbers, 0.99, off_policy_lambda)
+        assert found[:, column].tolist() == pytest.approx(expected)
+
+
+@every_population
+def test_off_policy_advantages_of_ones_own_data_are_gae(script):
+    rewards, values, next_values, ends, ratios = off_policy_case()
+    found = script.offpolicy_advantages(rewards, values, next_values, ends, torch.ones_like(ratios), 0.99, 0.95)
+    assert torch.allclose(found, script.compute_gae(rewards, values, next_values, ends, 0.99, 0.95))
+
+
+@every_population
+def test_an_action_that_the_learner_would_not_have_taken_cuts_the_advantages_before_it(script):
+    rewards, values, next_values, ends, _ = off_policy_case()
+    ratios = torch.full_like(rewards, 1e-9)
+    one_step = rewards + 0.99 * next_values - values
+    assert torch.allclose(script.offpolicy_advantages(rewards, values, next_values, ends, ratios, 0.99, 0.95), one_step)
+    ratios[:] = 1.0
+    ratios[5] = 1e-9
+    found = script.offpolicy_advantages(rewards, values, next_values, ends, ratios, 0.99, 0.95)
+    assert torch.allclose(found[4], one_step[4])  # its next action is cut off
+    on = script.compute_gae(rewards, values, next_values, ends, 0.99, 0.95)
+    assert torch.allclose(found[5:], on[5:])  # the action itself is given
 
 
 @every_script

@@ -58,6 +58,7 @@ def loss_of(args):
     (ppo, "--lstm --num-minibatches 1 --update-epochs 4"),
     (sapg, "--off-policy-mu --max-ent-coef 0.3"),
     (sapg, "--off-policy-ratio 3 --bounds-coef 0.5 --learning-rate 0.3"),
+    (sapg, "--off-policy-ratio 3 --off-policy-lambda 0"),  # SAPG Eq. 6 as it stands
     (sapg, "--off-policy-mu --off-policy-coef 0.5 --critic-n-step 1 --gamma 0.9"),
     (sapg, "--off-policy-mu --aggregation symmetric --off-policy-coef 0.5 --ent-coef -0.1"),
     (sapg, "--lstm --off-policy-mu --off-policy-ratio 2"),
@@ -66,6 +67,7 @@ def loss_of(args):
     (sapg, "--no-clip-vloss --lstm --off-policy-ratio 0"),
     (cpo, "--no-clip-vloss --awac-coef 0.5 --bounds-coef 0.5 --learning-rate 0.3"),
     (cpo, "--lstm --awac-coef 0.5 --reverse-kl-coef 0.3 --adversarial-coef 0.05 --seed 2"),
+    (cpo, "--lstm --awac-coef 0.5 --off-policy-lambda 0.5"),
     (cpo, "--awac-coef 0.5 --reverse-kl-coef 0.3 --adversarial-coef 0.05 --critic-n-step 3"
           " --reward-scale 0.1 --seed 4"),
     (cpo, "--separate-critic --awac-coef 0.5 --reverse-kl-coef 0.3 --adversarial-coef 0.05"),

@@ -292,7 +292,7 @@ def test_episodes_of_each_agent_stand_until_its_next_ones(train, script):
 # ---------------------------------------------------------------- evolution
 
 
-EVOLUTION = f"{TINY_POPULATION} --num-agents 6 --num-elites 2 --ga-threshold 0.4 --update-epochs 1"
+EVOLUTION = f"{TINY_POPULATION} --num-agents 6 --num-elites 2 --ga-threshold 0.2 --update-epochs 1"
 EVOLUTION += " --total-timesteps 2592"  # 12 iterations
 
 
