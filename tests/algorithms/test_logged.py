@@ -292,7 +292,7 @@ def test_episodes_of_each_agent_stand_until_its_next_ones(train, script):
 # ---------------------------------------------------------------- evolution
 
 
-EVOLUTION = f"{TINY_POPULATION} --num-agents 6 --num-elites 2 --ga-threshold 0.2 --update-epochs 1"
+EVOLUTION = f"{TINY_POPULATION} --num-agents 6 --num-elites 2 --ga-threshold 0.4 --update-epochs 1"
 EVOLUTION += " --total-timesteps 2592"  # 12 iterations
 
 
@@ -316,7 +316,7 @@ def test_evolution_both_sides_of_eq_3_and_what_came_of_it(train):
 
 def test_evolution_what_becomes_of_the_children(train):
     """Share fitter than whom they replaced, and correlation with their parents; each when next judged."""
-    run = train(epo, EVOLUTION)
+    run = train(epo, f"{EVOLUTION} --ga-threshold 0.2")
     pending, judged = {}, []  # child -> (whom it replaced, parents); (child, whom it replaced, parents)
     for log, (fitness, _, lineage) in zip(run.logged, fitness_and_lineage(run)):
         relative = [x - mean(fitness[1:]) for x in fitness]
