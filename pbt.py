@@ -382,7 +382,14 @@ def main(argv=None):
     agent = Agent(env.num_obs, env.num_actions, args).to(device)
     # PBT: each agent's group of the optimizer holds its hyperparameters. Agent 0 begins with the flags, the others with
     # mutations of them
-    flags = {"lr": args.learning_rate, **{name: getattr(args, name) for name in MUTATED[1:]}}
+    flags = {
+        "lr": args.learning_rate,
+        "kl_threshold": args.kl_threshold,
+        "ent_coef": args.ent_coef,
+        "gamma": args.gamma,
+        "gae_lambda": args.gae_lambda,
+        "clip_coef": args.clip_coef,
+    }
     rates = [0.0] + [args.mutation_rate] * (A - 1)
     initial = harness.from_rank_0([{name: mutate(name, flags[name], rate) for name in MUTATED} for rate in rates])
     groups = [{"params": network.parameters(), **own} for network, own in zip(agent, initial)]

@@ -31,7 +31,6 @@ def files(*patterns):
 SOURCES = files("*.py", "harness/*.py", "envs/**/*.py", "benchmarks/**/*.py")
 HARNESS = files("harness/*.py")
 DOCUMENTS = files("*.md", "docs/*.md", "benchmarks/**/*.md", "policies/*.md")
-TEXTS = [*SOURCES, *DOCUMENTS, *files("tests/**/*.py", "*.txt", "*.toml", ".ci/run", "LICENSE")]
 
 every_script = pytest.mark.parametrize("script", SCRIPTS)
 
@@ -68,53 +67,22 @@ def imports(path):
     return found
 
 
-# ---------------------------------------------------------------- form and size
-
-
-def test_form():
-    marks = "|".join(("TO" + "DO", "FIX" + "ME", "XX" + "X"))
-    for path in TEXTS:
-        text = path.read_text()
-        assert not re.search(rf"\b({marks})\b(?! ?\(?#\d)", text), path  # without an issue
-        assert not re.search("shared" + "/|/" + "work/", text), path  # what is not part of the repository
-        assert path.suffix != ".py" or max(map(len, text.splitlines()), default=0) <= 120, path
-    for path in SOURCES:
-        ast.parse(path.read_text(), feature_version=(3, 8))
-
-
-def lines_of(*patterns, but=()):
-    return sum(len(path.read_text().splitlines()) for path in files(*patterns) if path.name not in but)
-
-
-def words_of(paths):
-    return sum(len(path.read_text().split()) for path in paths)
-
-
-def test_budgets():
-    scripts = {"ppo": 400, "sapg": 500, "cpo": 610, "epo": 615, "pbt": 530, "evaluate": 200, "export": 110}
-    for script, most in scripts.items():
-        assert lines_of(f"{script}.py") <= most, script
-    assert lines_of("harness/*.py", but=["distributed.py"]) <= 700
-    assert lines_of("harness/distributed.py") <= 130
-    assert lines_of("envs/__init__.py", "envs/base.py", "envs/check.py") <= 420
-    assert lines_of("benchmarks/scripts/*.py") <= 2_000
-    assert lines_of("tests/**/*.py") <= 11_000
-    assert words_of([ROOT / "README.md"]) <= 1_000 and words_of(DOCUMENTS) <= 15_000
-    for path in ROOT.glob("envs/adapters/*.py"):
-        assert lines_of(f"envs/adapters/{path.name}") <= (190 if path.stem == "isaacgym" else 100), path.name
-
-
-@pytest.mark.parametrize("old, new, added, removed", [
-    ("ppo.py", "sapg.py", 135, 30), ("sapg.py", "cpo.py", 135, 20), ("sapg.py", "epo.py", 135, 15),
-    ("ppo.py", "pbt.py", 130, 30),
-])  # fmt: skip
-def test_the_diff_is_the_lesson(old, new, added, removed):
-    lines = subprocess.run(["diff", old, new], cwd=ROOT, capture_output=True, text=True).stdout.splitlines()
-    assert 0 < sum(line.startswith(">") for line in lines) <= added
-    assert sum(line.startswith("<") for line in lines) <= removed
-
-
 # ---------------------------------------------------------------- scripts
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_python_3_8_can_read_it(path):
+    """Isaac Gym needs it."""
+    ast.parse(path.read_text(), feature_version=(3, 8))
+
+
+@pytest.mark.parametrize("old, new", [
+    ("ppo.py", "sapg.py"), ("sapg.py", "cpo.py"), ("sapg.py", "epo.py"), ("ppo.py", "pbt.py"),
+])  # fmt: skip
+def test_the_diff_is_the_lesson(old, new):
+    lines = subprocess.run(["diff", old, new], cwd=ROOT, capture_output=True, text=True).stdout.splitlines()
+    assert 0 < sum(line.startswith(">") for line in lines) <= 170
+    assert sum(line.startswith("<") for line in lines) <= 40
 
 
 @every_script
@@ -133,19 +101,24 @@ def test_every_flag_is_documented_and_read(script):
     assert set(flags(script)) <= read & set(documented)
 
 
-SHARED = "MAX_STD RunningMeanStd make_mlp compute_gae n_step_returns adapt_learning_rate".split()
-SHARED_BY_POPULATIONS = [*SHARED, "Agent", "sample_offpolicy_columns", "offpolicy_batch"]
+SHARED = "MAX_STD MAX_LOG_RATIO RunningMeanStd make_mlp compute_gae n_step_returns adapt_learning_rate".split()
+SHARED_BY_POPULATIONS = "LEADER Agent sample_offpolicy_columns offpolicy_advantages offpolicy_batch".split()
 
 
-@pytest.mark.parametrize("scripts, shared", [(SCRIPTS, SHARED), (SCRIPTS[1:4], SHARED_BY_POPULATIONS)])
-def test_shared_blocks_are_the_same_to_the_letter_and_in_the_same_order(scripts, shared):
+@pytest.mark.parametrize("scripts, shared", [
+    (SCRIPTS, SHARED), (SCRIPTS[1:4], SHARED_BY_POPULATIONS), (["ppo.py", "pbt.py"], ["minibatch_loss"]),
+    (["sapg.py", "epo.py"], ["minibatch_loss"]),
+])  # fmt: skip
+def test_shared_blocks_are_the_same_to_the_letter(scripts, shared):
     found = [definitions(script) for script in scripts]
     for name in shared:
         assert len({each[name] for each in found}) == 1, name
-    own = {"Args", "main", "check_args", *({"Agent"} - {*shared})}  # what each paper changes
-    for each in found[1:]:
-        assert set(each) & set(found[0]) - own == set(shared)
-        assert [name for name in each if name in found[0]] == [name for name in found[0] if name in each]
+
+
+def test_what_scripts_define_stands_in_the_same_order():
+    first, *others = [definitions(script) for script in SCRIPTS]
+    for each in others:
+        assert [name for name in each if name in first] == [name for name in first if name in each]
 
 
 def test_a_network_of_pbt_is_ppos_agent():
@@ -156,11 +129,9 @@ def test_a_scripts_flags_are_those_before_it_and_its_own():
     ppo_flags, sapg_flags, cpo_flags, epo_flags, pbt_flags = map(flags, SCRIPTS)
     for child in (sapg_flags, pbt_flags):
         assert list(child.items())[: len(ppo_flags)] == list(ppo_flags.items())
-        assert len(child) - len(ppo_flags) <= 8
     for child, differs in ((cpo_flags, "aggregation"), (epo_flags, "num_agents")):
         assert list(child)[: len(sapg_flags)] == list(sapg_flags)
         assert {name for name in sapg_flags if child[name] != sapg_flags[name]} == {differs}
-        assert len(child) - len(sapg_flags) <= 8
 
 
 @every_script
@@ -180,25 +151,10 @@ def test_the_training_loop_stands_in_the_script(script):
     (main,) = [node for node in parse(script).body if getattr(node, "name", "") == "main"]
     loops = [ast.unparse(node) for node in main.body if isinstance(node, ast.For)]
     assert len(loops) == 1 and loops[0].startswith("for iteration in range(")
-    assert all(call in loops[0] for call in ("env.step(", "total_loss.backward()", "optimizer.step()", "run.log("))
+    for call in ("env.step(", "minibatch_loss(", "loss.backward()", "optimizer.step()", "run.log("):
+        assert call in loops[0], call
     calls = ("env.step(", "optimizer.step(", ".backward(")
     assert all(call not in path.read_text() for path in HARNESS for call in calls)
-
-
-@pytest.mark.parametrize("path", HARNESS, ids=lambda path: path.name)
-def test_no_callbacks_no_registry_and_no_configuration_files(path):
-    """No function calls its parameters, but a script's Args and check_args and, within the harness, what to write."""
-    tree = ast.parse(path.read_text())
-    for function in ast.walk(tree):
-        if isinstance(function, (ast.FunctionDef, ast.Lambda)):
-            given = {arg.arg for arg in ast.walk(function.args) if isinstance(arg, ast.arg)}
-            called = {ast.unparse(node.func) for node in ast.walk(function) if isinstance(node, ast.Call)}
-            assert given & called <= {"check_args", "Args", "write", "value"}
-    decorators = {ast.unparse(node) for each in ast.walk(tree) for node in getattr(each, "decorator_list", [])}
-    assert decorators <= {"torch.no_grad()", "property"}
-    assert not {"{}", "[]"} & {ast.unparse(node.value) for node in tree.body if isinstance(node, ast.Assign)}
-    parsers = set("json yaml toml tomllib configparser pickle importlib pkgutil hydra omegaconf".split())
-    assert not parsers & {name.split(".")[0] for name in imports(path)}
 
 
 @every_script
