@@ -17,12 +17,13 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # noqa: E402
 import numpy as np  # noqa: E402
 
-from benchmarks.scripts.experiments import EXPERIMENTS, OBJECTIVE, RETURN, REWARD  # noqa: E402
-from benchmarks.scripts.run import read_curves  # noqa: E402
-from benchmarks.scripts.summarize import RESULTS, read_values  # noqa: E402
+from benchmarks.scripts.collect import read_curves  # noqa: E402
+from benchmarks.scripts.experiments import RESULTS, experiment_names, read_experiment  # noqa: E402
 from benchmarks.scripts.summarize import read_curves as read_csv_curves  # noqa: E402
+from benchmarks.scripts.summarize import read_values  # noqa: E402
 
 MAX_COLUMNS = 4
+TAGS = ("charts/leader_return", "charts/leader_objective", "charts/reward_per_step")
 
 
 def panels(count):
@@ -99,21 +100,21 @@ def draw_experiment(curves, finals, label, path):
 
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="+", metavar="NAME", help=f"a run's folder, or one of {', '.join(EXPERIMENTS)}")
-    parser.add_argument("--tag", nargs="+", help="what to draw; of an experiment one tag, by default its first")
+    names = experiment_names()
+    parser.add_argument("names", nargs="+", metavar="NAME", help=f"a run's folder, or one of {', '.join(names)}")
+    parser.add_argument("--tag", nargs="+", help="what to draw; of an experiment one tag, by default its score")
     parser.add_argument("--out", type=pathlib.Path, default="curves.png", help="the file for runs")
-    parser.add_argument("--results", type=pathlib.Path, default=RESULTS)
     args = parser.parse_args(argv)
-    folders = [pathlib.Path(name) for name in args.names if name not in EXPERIMENTS]
+    folders = [pathlib.Path(name) for name in args.names if name not in names]
     missing = [str(folder) for folder in folders if not folder.is_dir()]
     if missing:
         parser.error(f"{' '.join(missing)}: neither a run's folder nor an experiment")
     if folders:
-        draw_runs(folders, args.tag or (RETURN, OBJECTIVE, REWARD), args.out)
-    for name in [name for name in args.names if name in EXPERIMENTS]:
-        tag = (args.tag or EXPERIMENTS[name].tags)[0]
-        short, path = tag.split("/")[-1], args.results / f"{name}.csv"
-        picture = args.results / (f"{name}-{short}.png" if args.tag else f"{name}.png")
+        draw_runs(folders, args.tag or TAGS, args.out)
+    for name in [name for name in args.names if name in names]:
+        tag = args.tag[0] if args.tag else read_experiment(name).score
+        short, path = tag.split("/")[-1], RESULTS / f"{name}.csv"
+        picture = RESULTS / (f"{name}-{short}.png" if args.tag else f"{name}.png")
         draw_experiment(read_csv_curves(path, tag), read_values(path, tag), short.replace("_", " "), picture)
 
 

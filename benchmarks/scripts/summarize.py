@@ -1,8 +1,7 @@
 """Tables of experiments' csv files: `python -m benchmarks.scripts.summarize moat --versus "PPO, 64 minibatches"`.
 
-A row per variant: seeds, median, worst seed, share of seeds at or above the experiment's threshold; P, the probability
-that a run of this variant has a larger value than a run of --versus, ties counting half; p of the two-sided rank-sum
-test, exact.
+A row per variant: seeds, median, worst seed, share of seeds at or above --threshold; P, the probability that a run of
+this variant has a larger value than a run of --versus, ties counting half; p of the two-sided rank-sum test, exact.
 
 With --columns "PPO, 4 minibatches" becomes row "PPO" and column "4 minibatches"; there is a column per experiment, size
 and tag. A cell has the median, and in brackets P and p over the first row of its column, or with --against EXPERIMENT
@@ -11,14 +10,11 @@ over the variant of the same name there.
 
 import argparse
 import csv
-import pathlib
 import re
 
 import numpy as np
 
-from benchmarks.scripts.experiments import EXPERIMENTS
-
-RESULTS = pathlib.Path(__file__).resolve().parents[1] / "results"
+from benchmarks.scripts.experiments import RESULTS, experiment_names, read_experiment
 
 
 def improvement(x, y):
@@ -44,7 +40,7 @@ def rank_sum_p(x, y):
 
 
 def read_rows(path):
-    """The numbers of a csv that run.py wrote, seed as int, value as float."""
+    """The numbers of a csv that collect.py wrote, seed as int, value as float."""
     with open(path, newline="") as file:
         rows = [row for row in csv.DictReader(file) if row["tag"] != "commit"]
     return [dict(row, seed=int(row["seed"]), value=float(row["value"])) for row in rows]
@@ -114,15 +110,15 @@ def column_table(columns, others, sign):
 
 def parse_args(argv=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    names = ", ".join(EXPERIMENTS)
-    parser.add_argument("experiments", nargs="+", choices=EXPERIMENTS, metavar="EXPERIMENT", help=names)
-    parser.add_argument("--tag", nargs="+", help="the score (each experiment's first tag); several with --columns")
-    parser.add_argument("--value", default="final", choices=("final", "best", "mean", "first_above"), help="see run.py")
+    names = experiment_names()
+    parser.add_argument("experiments", nargs="+", choices=names, metavar="EXPERIMENT", help=", ".join(names))
+    parser.add_argument("--tag", nargs="+", help="what is compared (each experiment's score); several with --columns")
+    parser.add_argument("--value", default="final", choices=("final", "first_above"), help="see collect.py")
+    parser.add_argument("--threshold", type=float, help="a value at or above this is a success")
     parser.add_argument("--variants", nargs="+", help="only these variants")
     parser.add_argument("--versus", help="the variant that the others are compared with (the first)")
     parser.add_argument("--columns", action="store_true", help="a column per experiment, size and tag")
-    parser.add_argument("--against", choices=EXPERIMENTS, metavar="EXPERIMENT", help="with --columns")
-    parser.add_argument("--results", type=pathlib.Path, default=RESULTS)
+    parser.add_argument("--against", choices=names, metavar="EXPERIMENT", help="with --columns")
     return parser.parse_args(argv)
 
 
@@ -133,8 +129,8 @@ def main(argv=None):
     names = [*args.experiments, *([args.against] if args.against else [])]
     scores, columns = {}, {name: {} for name in names}  # experiment -> title -> row -> values
     for name in names:
-        for tag in args.tag or EXPERIMENTS[name].tags[:1]:
-            for variant, seeds in read_values(args.results / f"{name}.csv", tag, args.value).items():
+        for tag in args.tag or [read_experiment(name).score]:
+            for variant, seeds in read_values(RESULTS / f"{name}.csv", tag, args.value).items():
                 if args.variants and variant not in args.variants:
                     continue
                 row, _, size = variant.rpartition(", ") if ", " in variant else (variant, "", "")
@@ -148,8 +144,7 @@ def main(argv=None):
         chosen = {title: column for name in args.experiments for title, column in columns[name].items()}
         table = column_table(chosen, columns.get(args.against), sign)
     else:
-        threshold = None if args.tag or args.value != "final" else EXPERIMENTS[names[0]].threshold
-        table = list_table(scores, threshold, args.versus or next(iter(scores)), sign)
+        table = list_table(scores, args.threshold, args.versus or next(iter(scores)), sign)
     head, *rows = ["|" + "".join(f" {cell} |" if cell else " |" for cell in cells) for cells in table]
     print(head, "|-" * len(table[0]) + "|", *rows, sep="\n")
 

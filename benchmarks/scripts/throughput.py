@@ -27,7 +27,7 @@ from typing import Dict, NamedTuple
 import torch
 
 import envs
-from benchmarks.scripts.run import read_curves
+from benchmarks.scripts.collect import read_curves
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SMALL = ["--no-lstm", "--hidden-sizes", "256", "128", "64", "--update-epochs", "2"]
