@@ -22,7 +22,7 @@ import sys
 import numpy as np
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from benchmarks.scripts.experiments import RESULTS, ROOT, experiment_names, find_runs, read_experiment
+from benchmarks.scripts.experiments import ROOT, experiment_names, find_runs, read_experiment
 
 COLUMNS = ("experiment", "variant", "seed", "tag", "step", "value")
 FINALS = (
@@ -39,15 +39,11 @@ def read_curves(folder, patterns):
     events = EventAccumulator(str(folder), size_guidance={"scalars": 0})
     events.Reload()
     curves = {}
-    for tag in events.Tags()["scalars"]:
-        if matches(tag, patterns):
+    for pattern in patterns:
+        for tag in fnmatch.filter(events.Tags()["scalars"], pattern):
             scalars = events.Scalars(tag)
             curves[tag] = np.array([scalar.step for scalar in scalars]), np.array([scalar.value for scalar in scalars])
     return curves
-
-
-def matches(tag, patterns):
-    return any(fnmatch.fnmatch(tag, pattern) for pattern in patterns)
 
 
 def evaluate(run, folder):
@@ -70,10 +66,10 @@ def read_run(experiment, run):
     (folder,) = run.folder.glob("runs/*")
     thinned = [experiment.score, *experiment.tags]
     curves = read_curves(folder, [*thinned, *FINALS, *TIMES])
-    seconds = sum(curves.pop(tag)[1].sum() for tag in TIMES)
+    seconds = sum(curves.pop(tag)[1].sum() for tag in TIMES if tag in curves)
     commits = dict.fromkeys(commit for commit, _ in run.starts())
     rows = [("seconds", "final", round(seconds)), ("commit", "final", " ".join(commits))]
-    if experiment.evaluate:
+    if experiment.evaluate and run.is_finished():
         rows += evaluate(run, folder)
     for tag, (steps, values) in curves.items():
         last = max(1, round(experiment.final_share * len(values)))
@@ -81,36 +77,49 @@ def read_run(experiment, run):
         if tag == experiment.score and experiment.first_above is not None:
             above = steps[values > experiment.first_above]
             rows.append((tag, "first_above", above[0] if len(above) else math.inf))
-        if matches(tag, thinned):
+        if any(fnmatch.fnmatch(tag, pattern) for pattern in thinned):
             for part in np.array_split(np.arange(len(values)), min(MAX_POINTS, len(values))):
                 rows.append((tag, round(steps[part].mean()), f"{values[part].mean():.6g}"))
     return rows
 
 
-def collect(experiment):
-    """Write RESULTS/NAME.csv."""
-    path = RESULTS / f"{experiment.name}.csv"
+def read_csv(experiment):
+    """The rows that have been collected, as lists of text."""
+    if not experiment.csv.exists():
+        return []
+    with experiment.csv.open(newline="") as file:
+        return list(csv.reader(file))[1:]
+
+
+def read_all(experiment, unfinished=False):
+    """The rows that have been collected, those of finished runs and, if asked for, those of runs under way."""
     rows = {}
-    if path.exists():
-        with path.open(newline="") as file:
-            for row in csv.DictReader(file):
-                rows.setdefault((row["variant"], int(row["seed"])), []).append([row[column] for column in COLUMNS])
+    for row in read_csv(experiment):
+        _, variant, seed, *_ = row
+        rows.setdefault((variant, int(seed)), []).append(row)
     for run in find_runs(experiment):
-        if run.is_finished():
+        has_begun = any(run.folder.glob("runs/*/events*")) and not run.has_other_flags()
+        if run.is_finished() or (unfinished and has_begun):
             key = run.variant, run.seed
             rows[key] = [[experiment.name, *key, *row] for row in read_run(experiment, run)]
+    order = [variant.name for variant in experiment.variants]
+    keys = sorted(rows, key=lambda key: (order.index(key[0]) if key[0] in order else len(order), *key))
+    return [row for key in keys for row in rows[key]]
+
+
+def collect(experiment):
+    """Write its csv."""
+    rows = read_all(experiment)
     if not rows:
         print(f"{experiment.name}: no finished runs")
         return
-    order = [variant.name for variant in experiment.variants]
-    temporary = path.with_suffix(".tmp")
+    temporary = experiment.csv.with_suffix(".tmp")
     with temporary.open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(COLUMNS)
-        for key in sorted(rows, key=lambda key: (order.index(key[0]) if key[0] in order else len(order), *key)):
-            writer.writerows(rows[key])
-    temporary.replace(path)
-    print(path)
+        writer.writerows(rows)
+    temporary.replace(experiment.csv)
+    print(experiment.csv)
 
 
 def main(argv=None):

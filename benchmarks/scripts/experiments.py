@@ -53,6 +53,11 @@ class Experiment(NamedTuple):
     first_above: Optional[float]
     evaluate: bool
 
+    @property
+    def csv(self):
+        """The path of its results."""
+        return RESULTS / f"{self.name}.csv"
+
 
 class Run:
     """A variant with one of its seeds. Its folder has log.txt, which begins with commit and command, and runs/."""

@@ -21,7 +21,6 @@ from benchmarks.scripts.throughput import PAPERS, ROOT, SMALL
 SECONDS = 540  # after which nothing is begun
 TASKS = ("AllegroKukaRegrasping", "AllegroHand", "Ant")
 COLUMNS = "| task | environments | what | steps/s | rollout | peak memory, GB | of it torch, GB | broken worlds |"
-COLUMNS += " estimate for the worlds, GB |"
 
 
 def compare_engines(env_id, num_envs, num_steps, other):
@@ -54,33 +53,32 @@ def print_speed(env_id, num_envs, num_steps, iterations, models, late):
     """Rows of the table for one task and number of environments. late() says whether the time is used up."""
     start = f"| `{env_id}` | {num_envs:,} |"
     if late():
-        print(f"{start} no time left for the engine | | | | | | |")
+        print(f"{start} no time left for the engine | | | | | |")
     else:
         try:
-            estimate = float(throughput.warp_memory(env_id) or "nan") * 1e3 * num_envs / 1e9
             engine, whole = throughput.environment_speed(env_id, num_envs, num_steps)
         except Exception as error:  # such as too many worlds for this GPU; the rest is worth having
-            print(f"{start} {error!r:.200} | | | | | | |", flush=True)
+            print(f"{start} {error!r:.200} | | | | | |", flush=True)
             return
         finally:
             gc.collect()  # the environment's memory is not training's
             torch.cuda.empty_cache()  # does nothing on a CPU
-        print(f"{start} engine | {engine:,.0f} | | | | | {estimate:.2f} |")
-        print(f"{start} environment | {whole:,.0f} | | | | | |", flush=True)
+        print(f"{start} engine | {engine:,.0f} | | | | |")
+        print(f"{start} environment | {whole:,.0f} | | | | |", flush=True)
     for name, flags in models.items():
         if late():
-            print(f"{start} no time left for {name} | | | | | | |")
+            print(f"{start} no time left for {name} | | | | | |")
             continue
         command = [str(ROOT / "ppo.py"), "--env-id", env_id, "--num-envs", str(num_envs), *flags]
         command += ["--num-steps", "16", "--total-timesteps", str(num_envs * 16 * iterations)]
         try:
             run = throughput.train(command)
         except (Exception, SystemExit) as error:  # such as too little memory
-            print(f"{start} training, {name}: {error!r:.200} | | | | | | |", flush=True)
+            print(f"{start} training, {name}: {error!r:.200} | | | | | |", flush=True)
             continue
         rollout, broken = run.rollout / (run.rollout + run.update), run.curves["charts/nan_worlds"][1][-1]
         memory = f"{run.memory:.2f} | {run.torch_memory:.2f} | {broken:.0f}"
-        print(f"{start} training, {name} | {run.speed:,.0f} | {rollout:.0%} | {memory} | |", flush=True)
+        print(f"{start} training, {name} | {run.speed:,.0f} | {rollout:.0%} | {memory} |", flush=True)
 
 
 def main(argv=None):
@@ -121,7 +119,7 @@ def main(argv=None):
     except (Exception, SystemExit) as error:
         print(f"| {error!r:.200} | |", flush=True)
 
-    print(f"\nTraining is `ppo.py`; rollout is its share of an iteration.\n\n{COLUMNS}\n|-|-|-|-|-|-|-|-|-|")
+    print(f"\nTraining is `ppo.py`; rollout is its share of an iteration.\n\n{COLUMNS}\n|-|-|-|-|-|-|-|-|")
     for num_envs in sizes:
         for env_id in TASKS:
             print_speed(env_id, num_envs, 2 * steps, iterations, models, lambda: time.monotonic() - begin > SECONDS)

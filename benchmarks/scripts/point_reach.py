@@ -1,6 +1,6 @@
 """PointReach: the toy on which the learning curves of the released SAPG code were recorded. Pure torch, no engine.
 
-    python ppo.py --env-id benchmarks.scripts.point_reach:PointReach
+To train on it: `python ppo.py --env-id benchmarks.scripts.point_reach:PointReach`.
 """
 
 import torch

@@ -1,4 +1,4 @@
-"""Tables of experiments' csv files: `python -m benchmarks.scripts.summarize moat --versus "PPO, 64 minibatches"`.
+"""Tables of experiments' results: `python -m benchmarks.scripts.summarize moat --versus "PPO, 64 minibatches"`.
 
 A row per variant: seeds, median, worst seed, share of seeds at or above --threshold; P, the probability that a run of
 this variant has a larger value than a run of --versus, ties counting half; p of the two-sided rank-sum test, exact.
@@ -9,12 +9,12 @@ over the variant of the same name there.
 """
 
 import argparse
-import csv
 import re
 
 import numpy as np
 
-from benchmarks.scripts.experiments import RESULTS, experiment_names, read_experiment
+from benchmarks.scripts.collect import read_all, read_csv
+from benchmarks.scripts.experiments import experiment_names, read_experiment
 
 
 def improvement(x, y):
@@ -36,34 +36,37 @@ def rank_sum_p(x, y):
     return ways[-1, extreme].sum() / ways[-1].sum()
 
 
-# ---------------------------------------------------------------- the csv files
+# ---------------------------------------------------------------- results
 
 
-def read_rows(path):
-    """The numbers of a csv that collect.py wrote, seed as int, value as float."""
-    with open(path, newline="") as file:
-        rows = [row for row in csv.DictReader(file) if row["tag"] != "commit"]
-    return [dict(row, seed=int(row["seed"]), value=float(row["value"])) for row in rows]
+def read_numbers(experiment, unfinished=False):
+    """[(variant, seed, tag, step, value), ...]; step is text, see collect.py. unfinished: also of runs under way."""
+    rows = read_all(experiment, unfinished=True) if unfinished else read_csv(experiment)
+    if not rows:
+        raise SystemExit(f"{experiment.name}: no results yet; python -m benchmarks.scripts.run {experiment.name}")
+    numbers = []
+    for _, variant, seed, tag, step, value in rows:
+        if tag != "commit":
+            numbers.append((variant, int(seed), tag, str(step), float(value)))
+    return numbers
 
 
-def read_values(path, tag, step="final"):
-    """variant -> {seed: value}, in the order of the file."""
+def select_values(numbers, wanted_tag, wanted_step="final"):
+    """variant -> {seed: value}, in the order of `numbers`."""
     found = {}
-    for row in read_rows(path):
-        if row["tag"] == tag and row["step"] == step:
-            found.setdefault(row["variant"], {})[row["seed"]] = row["value"]
+    for variant, seed, tag, step, value in numbers:
+        if tag == wanted_tag and step == wanted_step:
+            found.setdefault(variant, {})[seed] = value
     return found
 
 
-def read_curves(path, tag):
-    """variant -> {seed: (steps, values)}, arrays, in the order of the file."""
-    found = {}
-    for row in read_rows(path):
-        if row["tag"] == tag and row["step"].isdigit():
-            found.setdefault(row["variant"], {}).setdefault(row["seed"], []).append((int(row["step"]), row["value"]))
-    return {
-        variant: {seed: tuple(np.array(curve).T) for seed, curve in seeds.items()} for variant, seeds in found.items()
-    }
+def select_curves(numbers, wanted_tag):
+    """variant -> {seed: (steps, values)}, arrays, in the order of `numbers`."""
+    points = {}
+    for variant, seed, tag, step, value in numbers:
+        if tag == wanted_tag and step.isdigit():
+            points.setdefault(variant, {}).setdefault(seed, []).append((int(step), value))
+    return {variant: {seed: tuple(np.array(p).T) for seed, p in seeds.items()} for variant, seeds in points.items()}
 
 
 # ---------------------------------------------------------------- tables
@@ -119,6 +122,7 @@ def parse_args(argv=None):
     parser.add_argument("--versus", help="the variant that the others are compared with (the first)")
     parser.add_argument("--columns", action="store_true", help="a column per experiment, size and tag")
     parser.add_argument("--against", choices=names, metavar="EXPERIMENT", help="with --columns")
+    parser.add_argument("--unfinished", action="store_true", help="with runs under way, as far as they have come")
     return parser.parse_args(argv)
 
 
@@ -126,20 +130,26 @@ def main(argv=None):
     args = parse_args(argv)
     sign = -1.0 if args.value == "first_above" else 1.0  # the earlier the better
 
-    names = [*args.experiments, *([args.against] if args.against else [])]
-    scores, columns = {}, {name: {} for name in names}  # experiment -> title -> row -> values
+    names = [*args.experiments, args.against] if args.against else args.experiments
+    scores, columns = {}, {}  # variant -> values; experiment -> title of a column -> name of a row -> values
     for name in names:
-        for tag in args.tag or [read_experiment(name).score]:
-            for variant, seeds in read_values(RESULTS / f"{name}.csv", tag, args.value).items():
+        experiment = read_experiment(name)
+        numbers = read_numbers(experiment, args.unfinished)
+        columns[name] = {}
+        for tag in args.tag or [experiment.score]:
+            for variant, seeds in select_values(numbers, tag, args.value).items():
                 if args.variants and variant not in args.variants:
                     continue
-                row, _, size = variant.rpartition(", ") if ", " in variant else (variant, "", "")
-                title = [name] * (len(args.experiments) > 1) + [size] * bool(size)
-                title += [re.sub("charts/|population/", "", tag)] * (len(args.tag or ()) > 1)
                 if variant in scores and not args.columns:
                     raise SystemExit(f"{variant} is in several columns: add --columns")
                 scores[variant] = np.array(list(seeds.values()))
+                row, _, size = variant.rpartition(", ") if ", " in variant else (variant, "", "")
+                title = [name] if len(args.experiments) > 1 else []
+                title += [size] if size else []
+                title += [re.sub("charts/|population/", "", tag)] if len(args.tag or ()) > 1 else []
                 columns[name].setdefault(", ".join(title), {})[row] = scores[variant]
+    if not scores:
+        raise SystemExit("no variant has such a value")
     if args.columns:
         chosen = {title: column for name in args.experiments for title, column in columns[name].items()}
         table = column_table(chosen, columns.get(args.against), sign)

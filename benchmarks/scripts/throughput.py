@@ -7,13 +7,12 @@ On a GPU, with MuJoCo Warp: `--num-envs 4096 8192 16384 24576 49152 --num-agents
 In one run: (a) the engine's step (physics, read-out of poses, checks) and (b) the whole environment around it, under
 random actions, resets included; (c) training with an MLP and (d) with the papers' LSTM, split into rollout and update;
 (e) EPO with 6 and with 64 agents. Medians over iterations, the first left out; peak memory is the process's on a CPU,
-on a GPU the most that a run took. With `--env-id all` (a) and (b) of every robot task, and the memory that a world
-takes on MuJoCo Warp, if that is installed. Prints a Markdown table.
+on a GPU the most that a run took. With `--env-id all` (a) and (b) of every robot task. Prints a Markdown
+table.
 """
 
 import argparse
 import gc
-import importlib.util
 import math
 import os
 import pathlib
@@ -72,13 +71,6 @@ def environment_speed(env_id, num_envs, num_steps):
     return num_envs * num_steps / sum(engine_times), num_envs * num_steps / sum(times)
 
 
-def warp_memory(env_id):
-    """GPU memory of a world on MuJoCo Warp (kB) as text, an estimate; empty where Warp is not installed."""
-    if not importlib.util.find_spec("mujoco_warp"):
-        return ""
-    return f"{envs.make(env_id, 1, DEVICE, 1, 'warp').engine.bytes_per_world() / 1e3:.0f}"
-
-
 class Training(NamedTuple):
     """What a run of a script took: seconds are medians over iterations, memory is the peak, curves as read_curves's."""
 
@@ -126,11 +118,10 @@ def main():
     parser.add_argument("--iterations", type=int, default=7)
     args = parser.parse_args()
     if args.env_id == "all":
-        print("| env id | engine, steps/s | environment, steps/s | share | Warp, kB per world |\n|-|-|-|-|-|")
+        print("| env id | engine, steps/s | environment, steps/s | share |\n|-|-|-|-|")
         for env_id in sorted(envs.TASKS.keys() - set(envs.PURE_TORCH)):
             engine, whole = environment_speed(env_id, args.num_envs[0], 150)
-            speeds = f"{engine:,.0f} | {whole:,.0f} | {whole / engine:.0%}"
-            print(f"| `{env_id}` | {speeds} | {warp_memory(env_id)} |", flush=True)
+            print(f"| `{env_id}` | {engine:,.0f} | {whole:,.0f} | {whole / engine:.0%} |", flush=True)
         return
     print(f"{args.env_id}, {DEVICE}, {torch.get_num_threads()} torch threads\n")
     print("| what | environments | steps/s | rollout s | update s | peak memory GB |\n|-|-|-|-|-|-|")

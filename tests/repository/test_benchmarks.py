@@ -1,18 +1,25 @@
-"""benchmarks/: the pages' tables are what the csv files say, these belong to experiments, and run.py loses no run."""
+"""benchmarks/: the pages' tables are what the csv files say, commands can be typed, and run.py loses no run."""
 
+import importlib
+import os
 import pathlib
 import re
 import shlex
-import textwrap
+import signal
+import sys
+import threading
+import time
 
 import matplotlib
 import mujoco
 import numpy as np
 import pytest
 import torch
+import tyro
+from torch.utils.tensorboard import SummaryWriter
 
-from benchmarks.scripts import gpu, plot, run, summarize
-from benchmarks.scripts.experiments import EXPERIMENTS, RUNNING_RETURN
+from benchmarks.scripts import collect, experiments, gpu, plot, run, summarize
+from benchmarks.scripts.experiments import experiment_names, read_experiment
 from benchmarks.scripts.random_fitness import RandomFitnessGrasp, RandomFitnessMoat
 
 BENCHMARKS = pathlib.Path(run.__file__).resolve().parents[1]
@@ -31,14 +38,18 @@ def test_commands_are_valid_and_a_table_below_one_is_its_output(page, capsys):
             run.parse_args(flags)
         if module.endswith("summarize"):
             summarize.main(flags)
-            assert table in ("", capsys.readouterr().out), line
+            printed = capsys.readouterr().out
+            if table:
+                assert table == printed, line
 
 
 def test_scores_beside_published_ones_are_those_of_the_csv_files():
     row = r"\[\S+\]\(results/(\w+)\.csv\).*\| ([\d,]+) \(([\d,; ]+)\) \|"
     ((name, mean, seeds),) = re.findall(row, (BENCHMARKS / "learner.md").read_text())
-    ((_, found),) = summarize.read_values(summarize.RESULTS / f"{name}.csv", RUNNING_RETURN).items()
-    assert seeds == "; ".join(f"{x:,.0f}" for x in found.values()) and mean == f"{np.mean([*found.values()]):,.0f}"
+    numbers = summarize.read_numbers(read_experiment(name))
+    ((_, found),) = summarize.select_values(numbers, "charts/leader_return").items()
+    assert seeds == "; ".join(f"{x:,.0f}" for x in found.values())
+    assert mean == f"{np.mean([*found.values()]):,.0f}"
 
 
 def test_pages_name_every_file_of_results():
@@ -51,30 +62,49 @@ def test_the_gpu_benchmark_fills_its_tables_on_a_cpu(capsys, monkeypatch):
     monkeypatch.setattr(gpu, "TASKS", ["Ant"])
     gpu.main(["--cpu"])
     title, differences, curve, speeds = (part for part in re.split(r"\n(?=[B`T])", capsys.readouterr().out))
-    assert "### CPU" in title and f"mujoco {mujoco.__version__}" in title
-    assert all(float(x) < 0.01 for x in re.findall(r"\d+e-\d+", differences)) and "| `Ant` |" in differences
+    assert "### CPU" in title
+    assert f"mujoco {mujoco.__version__}" in title
+    assert "| `Ant` |" in differences
+    assert all(float(x) < 0.01 for x in re.findall(r"\d+e-\d+", differences))
     assert len(re.findall(r"^\| [\d,]+ \| -?[\d,]+ \|$", curve, re.MULTILINE)) >= 2
     rows = [line.split("|")[2:-1] for line in speeds.splitlines() if line.startswith("| `Ant`")]
     assert [row[1].strip() for row in rows] == ["engine", "environment", "training, MLP", "training, LSTM"]
     assert all(float(row[2].replace(",", "")) > 0 for row in rows)
-    assert all(0 < int(row[3].strip(" %")) < 100 and float(row[4]) > 0 and row[6].strip() == "0" for row in rows[2:])
+    for _, _, _, rollout, memory, _, broken in rows[2:]:
+        assert 0 < int(rollout.strip(" %")) < 100
+        assert float(memory) > 0
+        assert broken.strip() == "0"
     gpu.print_speed("Ant", 8, 2, 2, {"MLP": []}, late=lambda: True)
     assert capsys.readouterr().out.count("no time left") == 2
 
 
-def test_results_belong_to_experiments_and_experiments_have_results():
-    paths = {path.stem: path for path in (BENCHMARKS / "results").glob("*.csv") if "diversity" not in path.stem}
-    assert set(paths) == set(EXPERIMENTS)
-    for name, experiment in EXPERIMENTS.items():
-        table = {variant.name: set(variant.seeds or experiment.seeds) for variant in experiment.variants}
-        assert len(table) == len(experiment.variants), name
-        found = {}
-        for row in summarize.read_rows(paths[name]):
-            assert row["experiment"] == name
-            if not row["variant"].startswith("released"):  # recorded with the released code
-                found.setdefault(row["variant"].split(" (")[0], set()).add(row["seed"])  # without the label
-        assert set(found) == set(table), name
-        assert all(seeds <= table[variant] for variant, seeds in found.items()), name
+def test_every_experiment_has_results_and_every_result_an_experiment():
+    csv_files = {path.stem for path in (BENCHMARKS / "results").glob("*.csv") if "diversity" not in path.stem}
+    assert csv_files == set(experiment_names())
+
+
+@pytest.mark.parametrize("name", experiment_names())
+def test_results_are_of_the_experiments_variants_and_seeds(name):
+    experiment = read_experiment(name)
+    seeds = {variant.name: set(variant.seeds) for variant in experiment.variants}
+    assert len(seeds) == len(experiment.variants)
+    found = {}
+    for of_experiment, variant, seed, *_ in collect.read_csv(experiment):
+        assert of_experiment == name
+        if not variant.startswith("released"):  # recorded with the released code
+            found.setdefault(variant, set()).add(int(seed))
+    assert set(found) == set(seeds)
+    for variant in found:
+        assert found[variant] <= seeds[variant]
+
+
+@pytest.mark.parametrize("name", experiment_names())
+def test_commands_of_an_experiment_are_those_of_a_script(name):
+    for variant in read_experiment(name).variants:
+        python, script, *flags = variant.command
+        assert python == "python"
+        module = importlib.import_module(script[: -len(".py")])
+        tyro.cli(module.Args, args=flags)  # exits where a flag or a value is wrong
 
 
 def test_probability_of_improvement_and_its_p_value():
@@ -84,16 +114,6 @@ def test_probability_of_improvement_and_its_p_value():
     assert summarize.rank_sum_p([1.0, 3.0, 2.0], [4.0, 2.5, 6.0]) == 4 / 20  # one pair is the other way round
     assert summarize.rank_sum_p([1.0, 1.0], [1.0, 1.0]) == 1.0
     assert summarize.rank_sum_p([1.0, 1.0, 2.0], [2.0, 3.0]) == 3 / 10  # 1 1 2 | 2 3 twice, and 2 2 3 | 1 1
-
-
-def test_the_summary_of_a_curve():
-    steps, values = np.arange(1, 101) * 10, np.array([0.0] * 50 + [8.0] * 10 + [4.0] * 40)
-    rows = dict(run.summarize_curve(steps, values, final_share=0.05, first_above=7.5))
-    assert [rows.pop(key) for key in ("final", "best", "mean", "first_above")] == [4.0, 8.0, 2.4, 510]
-    assert len(rows) == run.MAX_POINTS and (rows[15], rows[995]) == (0.0, 4.0)
-    # 40 of the 60 episodes stay; then 50 of the 100, of mean 1.6; then 99 of mean 2.8; the latest 300 are more than 100
-    means = run.running_return([60, 60, 50, 1, 300], [1.0, 2.0, 4.0, 101.5, 7.0])
-    assert means == pytest.approx([1.0, 1.6, 2.8, (99 * 2.8 + 101.5) / 100, 7.0])
 
 
 @pytest.mark.parametrize("task", [RandomFitnessMoat, RandomFitnessGrasp])
@@ -110,82 +130,159 @@ def test_random_fitness_is_a_permutation_of_the_followers(task):
         told = env.step(torch.zeros(96, env.num_actions))[4]["episode"]["objective"]
     torch.testing.assert_close(told[:2], true[:2])  # the leader's are its own
     torch.testing.assert_close(told[2:].sort().values, true[2:])
-    assert (told[2:] != true[2:]).any() and (told[1::2] > told[::2]).all()  # whole blocks change places
+    assert (told[2:] != true[2:]).any()
+    assert (told[1::2] > told[::2]).all()  # whole blocks change places
 
 
-# ---------------------------------------------------------------- run.py, plot.py
+# ---------------------------------------------------------------- run.py, collect.py, plot.py
 
-SCRIPT = """
-    import argparse, pathlib, sys, time
-    from tensorboard.compat.proto.event_pb2 import Event
-    from tensorboard.compat.proto.summary_pb2 import Summary
-    from tensorboard.summary.writer.event_file_writer import EventFileWriter
-
-    parser = argparse.ArgumentParser()
-    [parser.add_argument(f"--{flag}") for flag in ("seed", "resume", "kind")]
-    args, _ = parser.parse_known_args()
-    if args.kind == "bad": sys.exit("it broke")
-    folder = pathlib.Path(args.resume or f"runs/fake__{args.seed}")
-    first = int((folder / "checkpoint.pt").read_text()) + 1 if args.resume else 1
-    last = 50 if args.kind == "stopped" and not args.resume else 100
-    writer = EventFileWriter(str(folder))
-    for iteration in range(first, last + 1):
-        value = Summary.Value(tag="charts/leader_return", simple_value=iteration * int(args.seed))
-        writer.add_event(Event(step=iteration, wall_time=time.time(), summary=Summary(value=[value])))
-    (folder / "checkpoint.pt").write_text(str(last))
-    writer.close()
-    time.sleep(args.kind == "stopped")  # event files are ordered by second
-    print("finished: python evaluate.py" if last == 100 else "stopped")
-    sys.exit(2 if first > 100 else 0 if last == 100 else 143)
-"""
 EXPERIMENT = """
-from benchmarks.scripts import run
-from benchmarks.scripts.experiments import Experiment, Variant
-kinds = tuple(Variant(kind, "fake.py", f"--kind {kind}") for kind in ("good", "bad", "stopped"))
-run.EXPERIMENTS["fake"] = Experiment("None", 100, range(1, 3), kinds, ("charts/leader_return",))
+Can a tiny experiment be run?
+
+It has two paragraphs.
+
+seeds: 1-2
+score: charts/leader_return
+tags: losses/*
+first above: -1000
+
+# PPO, good
+python ppo.py --env-id Moat --num-envs 96 --total-timesteps 60000 --no-cuda
+
+# PPO, bad
+python ppo.py --env-id Moat --num-envs 0 --no-cuda
+
+# SAPG-6
+seeds: 3
+python sapg.py --env-id Moat --num-agents 6 --num-envs 96 --total-timesteps 300000 --no-cuda
 """
-
-
-def flags_of(path):
-    return ["fake", f"--repository={path}", f"--folder={path / 'runs'}", f"--results={path}"]
 
 
 @pytest.fixture
-def fake(tmp_path, monkeypatch):
-    """Of a repository with one script and an experiment of it: main(*flags)."""
-    (tmp_path / "fake.py").write_text(textwrap.dedent(SCRIPT))
-    monkeypatch.setitem(EXPERIMENTS, "fake", None)  # removed afterwards
-    exec(EXPERIMENT, {})
-    return lambda *flags: run.main([*flags_of(tmp_path), *flags])
+def tiny(tmp_path, monkeypatch):
+    """The name of an experiment that lives in tmp_path."""
+    monkeypatch.setattr(experiments, "EXPERIMENTS", tmp_path)
+    monkeypatch.setattr(experiments, "RUNS", tmp_path / "runs")
+    monkeypatch.setattr(experiments, "RESULTS", tmp_path)
+    (tmp_path / "tiny.txt").write_text(EXPERIMENT)
+    return "tiny"
 
 
-def test_what_is_done_is_skipped_and_a_crash_does_not_end_the_others(fake, tmp_path, capsys):
-    with pytest.raises(SystemExit) as ended:
-        fake("--variants", "good", "bad")
-    assert ended.value.code == 1 and "fake: bad, seed 2: failed with status 1: it broke" in capsys.readouterr().out
-    finals = summarize.read_values(tmp_path / "fake.csv", "charts/leader_return")
-    assert finals == {"good": {1: 98, 2: 196}}  # means of 96 to 100, times the seed
-    fake("--variants", "good")
-    assert "2 runs, 2 done" in capsys.readouterr().out
-    record = tmp_path / "runs/fake/good/1/run.json"
-    record.write_text(record.read_text().replace('"status": 0', '"status": null'))
-    fake("--variants", "good")  # its run.py was killed
-    assert "finished by another process" in capsys.readouterr().out and '"status": 0' in record.read_text()
-    fake("--variants", "good", "--seeds", "2", "--label", "before")
+def run_tiny(*flags):
+    core = sorted(os.sched_getaffinity(0))[0]
+    run.main(["tiny", "--cores", str(core), *flags])
+
+
+def test_an_experiment_is_read(tiny):
+    experiment = read_experiment(tiny)
+    assert experiment.score == "charts/leader_return"
+    assert experiment.tags == ["losses/*"]
+    assert experiment.final_share == 0.05
+    assert experiment.first_above == -1000
+    assert not experiment.evaluate
+    assert [variant.seeds for variant in experiment.variants] == [[1, 2], [1, 2], [3]]
+    assert [each.seed for each in experiments.find_runs(experiment)] == [1, 1, 2, 2, 3]
+
+
+@pytest.mark.parametrize("right, wrong", [("tags:", "tag:"), ("seeds: 3\n", "seed: 3\n"), ("python sapg", "sapg")])
+def test_a_mistake_in_an_experiment_is_an_error(tiny, tmp_path, right, wrong):
+    (tmp_path / "tiny.txt").write_text(EXPERIMENT.replace(right, wrong))
+    with pytest.raises(ValueError):
+        read_experiment(tiny)
+
+
+def test_finished_runs_are_skipped_and_a_failed_one_does_not_end_the_others(tiny, tmp_path, capsys):
+    with pytest.raises(SystemExit, match="tiny: PPO, bad, seed 1: status 2"):
+        run_tiny("--seeds", "1", "--variants", "PPO, bad", "PPO, good")
+    run_tiny("--variants", "PPO, good")
+    assert "2 runs, 1 finished" in capsys.readouterr().out
+
     (tmp_path / "runs").rename(tmp_path / "elsewhere")
-    fake("--collect-only")  # rows of runs that are gone stay
-    assert list(summarize.read_values(tmp_path / "fake.csv", "seconds")) == ["good", "good (before)"]
-    summarize.main(["fake", "--results", str(tmp_path)])
-    assert capsys.readouterr().out.endswith("| good (before) | 1 | 196 | 196 | 0.75, p 1 |\n")
-    one = tmp_path / "elsewhere/fake/good/1/runs/fake__1"
-    plot.main(["fake", str(one), f"--results={tmp_path}", f"--out={tmp_path / 'one.png'}"])
-    assert all(matplotlib.image.imread(tmp_path / f"{name}.png").std() > 0.01 for name in ("fake", "one"))
+    before = (tmp_path / "tiny.csv").read_text()
+    collect.main(["tiny"])
+    assert (tmp_path / "tiny.csv").read_text() == before  # rows of runs that are gone stay
+    summarize.main(["tiny", "--value", "first_above"])
+    assert "| PPO, good | 2 | 12,288 | 12,288 | |" in capsys.readouterr().out  # where the first episode ends
+
+    folders = [str(path) for path in (tmp_path / "elsewhere").glob("tiny/*/*/runs/*")]
+    plot.main(["tiny", *folders, f"--out={tmp_path / 'runs.png'}"])
+    for name in ("tiny", "runs"):
+        assert matplotlib.image.imread(tmp_path / f"{name}.png").std() > 0.01
 
 
-def test_an_interrupted_run_is_resumed(fake, tmp_path, capsys):
-    with pytest.raises(SystemExit):
-        fake("--variants", "stopped", "--seeds", "1")
-    fake("--variants", "stopped", "--seeds", "1")
-    assert "seed 1: resumed" in capsys.readouterr().out
-    curve = summarize.read_curves(tmp_path / "fake.csv", "charts/leader_return")["stopped"][1][1]
-    assert curve.tolist() == [i + 0.5 for i in range(1, 100, 2)]  # every iteration once, in order
+def test_a_stopped_run_is_resumed_unless_its_flags_have_changed(tiny, tmp_path, capsys):
+    (of_sapg,) = [each for each in experiments.find_runs(read_experiment(tiny)) if each.variant == "SAPG-6"]
+
+    def stop():
+        while of_sapg.read_log().count(" steps | ") < 20:  # when the first episodes have ended
+            time.sleep(0.1)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=stop, daemon=True).start()
+    with pytest.raises(SystemExit) as stopped:
+        run_tiny("--variants", "SAPG-6")
+    assert stopped.value.code == 128 + signal.SIGINT
+    assert not of_sapg.is_finished()
+    summarize.main(["tiny", "--unfinished"])
+    assert "| SAPG-6 | 1 |" in capsys.readouterr().out
+
+    run_tiny("--variants", "SAPG-6")
+    assert "SAPG-6, seed 3: resumed" in capsys.readouterr().out
+    assert of_sapg.is_finished()
+    (folder,) = of_sapg.folder.glob("runs/*")
+    steps, _ = collect.read_curves(folder, ["charts/reward_per_step"])["charts/reward_per_step"]
+    assert steps.tolist() == list(range(96 * 16, 300_000, 96 * 16))  # every iteration once, in order
+
+    (tmp_path / "tiny.txt").write_text(EXPERIMENT.replace("300000", "400000"))
+    with pytest.raises(SystemExit, match="other flags"):
+        run_tiny("--variants", "SAPG-6")
+
+
+def test_what_another_process_runs_is_left_to_it(tiny, capsys):
+    first, *_ = experiments.find_runs(read_experiment(tiny))
+    core = sorted(os.sched_getaffinity(0))[0]
+    process = run.start(first, core)
+    assert run.start(first, core) is None
+    process.terminate()
+    process.wait()
+
+
+def test_the_rows_of_a_run(tiny):
+    first, *_ = experiments.find_runs(read_experiment(tiny))
+    folder = first.folder / "runs/Moat__ppo__1__1"
+    writer = SummaryWriter(folder)
+    for step, value in enumerate([0.0] * 50 + [8.0] * 10 + [4.0] * 40, 1):
+        writer.add_scalar("charts/leader_return", value, 10 * step)
+        writer.add_scalar("charts/learning_rate", 3e-4, 10 * step)
+        writer.add_scalar("perf/rollout_s", 1.5, 10 * step)
+        writer.add_scalar("perf/update_s", 0.5, 10 * step)
+    writer.close()
+    first.log.write_text("commit abc+: python ppo.py\ncommit abc+: python ppo.py\ncommit def: python ppo.py\n")
+    rows = collect.read_run(read_experiment(tiny)._replace(first_above=7.5), first)
+    assert rows[:4] == [
+        ("seconds", "final", 200),
+        ("commit", "final", "abc+ def"),
+        ("charts/leader_return", "final", "4"),
+        ("charts/leader_return", "first_above", 510),
+    ]
+    curve = rows[4:-1]
+    assert len(curve) == collect.MAX_POINTS
+    assert curve[0] == ("charts/leader_return", 15, "0")
+    assert curve[-1] == ("charts/leader_return", 995, "4")
+    assert rows[-1] == ("charts/learning_rate", "final", "0.0003")
+
+
+def test_runs_share_a_line_if_they_differ_in_their_seeds_alone():
+    names = ["Moat__ppo__1__100", "Moat__ppo__2__200", "Ant__a__b__1__300", "Ant__epo__1__400", "Ant__epo__1__500", "x"]
+    paths = [pathlib.Path(name) for name in names]
+    assert plot.group_runs(paths) == {
+        "Moat": {"ppo (2 seeds)": paths[:2]},
+        "Ant": {"a__b": [paths[2]], names[3]: [paths[3]], names[4]: [paths[4]]},
+        "x": {"x": [paths[5]]},
+    }
+
+
+def test_without_matplotlib_plot_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(SystemExit, match="pip install matplotlib"):
+        importlib.reload(plot)
