@@ -18,7 +18,8 @@ import numpy as np  # noqa: E402
 import envs  # noqa: E402
 
 RESULTS = pathlib.Path(__file__).resolve().parents[1] / "results"
-STEP, SECONDS = 0.2, 0.4  # rad, s
+STEP = 0.2  # rad
+SECONDS = 0.4
 # stiffness (N m / rad), damping (N m s / rad), effort (N m), armature (kg m^2), speed (rad/s); of ShadowHand's fingers,
 # its wrist has 5, 0.5 and its own armature; its efforts are the model's and there is no limit of speed
 PUBLISHED = {
@@ -63,18 +64,22 @@ def half_time(angles, target, timestep):
 
 def main():
     figure, axes = plt.subplots(8, 7, figsize=(14, 13), layout="constrained")
-    axes, ratios = list(axes.flatten()), {}
+    axes = list(axes.flatten())
+    ratios = {}
     for env_id, (stiffness, damping, effort, armature, speed) in PUBLISHED.items():
         model = envs.make(env_id, 1, engine="mujoco").engine.models[0]
         model.opt.disableflags |= mujoco.mjtDisableBit.mjDSBL_CONTACT.value
         model.opt.gravity[:] = 0.0
-        timestep, steps = model.opt.timestep, round(SECONDS / model.opt.timestep)
+        timestep = model.opt.timestep
+        steps = round(SECONDS / model.opt.timestep)
         middle = model.jnt_range.mean(1)
         pose = np.array([middle[j] for j in range(model.njnt) if model.jnt_type[j] == mujoco.mjtJoint.mjJNT_HINGE])
         for actuator in range(7 if "Kuka" in env_id else 0, model.nu):  # the hand's
             joint = model.actuator_trnid[actuator, 0]
-            name, dof = model.joint(joint).name, model.jnt_dofadr[joint]
-            data, mass = mujoco.MjData(model), np.zeros((model.nv, model.nv))
+            name = model.joint(joint).name
+            dof = model.jnt_dofadr[joint]
+            data = mujoco.MjData(model)
+            mass = np.zeros((model.nv, model.nv))
             data.qpos[: len(pose)] = pose
             mujoco.mj_forward(model, data)
             mujoco.mj_fullM(model, data, mass)
@@ -85,7 +90,8 @@ def main():
                 inertia, timestep, steps, STEP, factor * stiffness, factor * damping, limit, speed
             )
             here = engine_response(model, pose, actuator, joint, STEP, steps)
-            axis, time = axes.pop(0), timestep * np.arange(1, steps + 1)
+            axis = axes.pop(0)
+            time = timestep * np.arange(1, steps + 1)
             axis.plot(time, published, "k--", lw=1.0)
             axis.plot(time, here, lw=1.4)
             axis.set_title(f"{env_id[:11]} {name}", fontsize=6)

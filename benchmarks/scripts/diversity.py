@@ -32,7 +32,8 @@ COMPONENTS = (2, 4, 8)
 def standardise(runs):
     """Scale name -> states (B, D) by one mean and std, those of all runs together; what never varies is left out."""
     pooled = torch.cat(list(runs.values())).double()
-    mean, std = pooled.mean(0), pooled.std(0, unbiased=False)
+    mean = pooled.mean(0)
+    std = pooled.std(0, unbiased=False)
     varies = std > 1e-6 * (1.0 + mean.abs())  # above float32's rounding
     return {name: ((states - mean) / std)[:, varies].float() for name, states in runs.items()}
 
@@ -70,12 +71,16 @@ def visited_states(script, flags, num_states):
     importlib.import_module(script).main(flags)
     (folder,) = set(pathlib.Path("runs").glob("*")) - before
     saved, module = evaluate.load(str(folder))
-    num_agents, num_envs, seed = saved["args"].get("num_agents", 1), saved["args"]["num_envs"], saved["args"]["seed"]
+    num_agents = saved["args"].get("num_agents", 1)
+    num_envs = saved["args"]["num_envs"]
+    seed = saved["args"]["seed"]
     env = evaluate.make_env(saved, num_envs, seed, "auto", "cpu")
-    window, generator = env.max_episode_steps, torch.Generator().manual_seed(0)
+    window = env.max_episode_steps
+    generator = torch.Generator().manual_seed(0)
     agent = evaluate.make_agent(saved, module, env, "cpu")
     player = evaluate.Player(agent, torch.arange(num_agents).repeat_interleave(num_envs // num_agents), False)
-    obs, visited = env.reset(), []
+    obs = env.reset()
+    visited = []
     for _ in range(window):
         obs, _, terminated, truncated, _ = env.step(player.act(obs))
         player.dones = (terminated | truncated)[None]

@@ -32,7 +32,8 @@ def compare_engines(env_id, num_envs, num_steps, other):
     theirs = envs.make(env_id, num_envs, throughput.DEVICE, 1, other)
     for env in (ours, theirs):
         env.reset()
-    generator, differences = torch.Generator().manual_seed(0), []
+    generator = torch.Generator().manual_seed(0)
+    differences = []
     action = torch.zeros(num_envs, ours.num_actions)
     for step in range(2 * num_steps):
         action = 0.9 * action + 0.3 * torch.randn(action.shape, generator=generator)
@@ -76,7 +77,8 @@ def print_speed(env_id, num_envs, num_steps, iterations, models, late):
         except (Exception, SystemExit) as error:  # such as too little memory
             print(f"{start} training, {name}: {error!r:.200} | | | | | |", flush=True)
             continue
-        rollout, broken = run.rollout / (run.rollout + run.update), run.curves["charts/nan_worlds"][1][-1]
+        rollout = run.rollout / (run.rollout + run.update)
+        broken = run.curves["charts/nan_worlds"][1][-1]
         memory = f"{run.memory:.2f} | {run.torch_memory:.2f} | {broken:.0f}"
         print(f"{start} training, {name} | {run.speed:,.0f} | {rollout:.0%} | {memory} |", flush=True)
 
@@ -86,12 +88,24 @@ def main(argv=None):
     parser.add_argument("--cpu", action="store_true", help="tiny sizes on the CPU, even if there is a GPU")
     if parser.parse_args(argv).cpu:
         throughput.DEVICE = "cpu"
-    begin, gpu = time.monotonic(), throughput.DEVICE == "cuda"
+    begin = time.monotonic()
+    gpu = throughput.DEVICE == "cuda"
     if gpu:
-        card, worlds, steps, seconds, curve, sizes = torch.cuda.get_device_name(), 16, 50, 180, [], (24_576, 4_096)
-        iterations, models = 5, {"MLP": SMALL, "LSTM": PAPERS}
+        card = torch.cuda.get_device_name()
+        worlds = 16
+        steps = 50
+        seconds = 180
+        curve = []
+        sizes = (24_576, 4_096)
+        iterations = 5
+        models = {"MLP": SMALL, "LSTM": PAPERS}
     else:
-        card, worlds, steps, seconds, sizes, iterations = "CPU", 2, 2, 15, (8,), 2
+        card = "CPU"
+        worlds = 2
+        steps = 2
+        seconds = 15
+        sizes = (8,)
+        iterations = 2
         tiny = ["--no-cuda", "--num-minibatches", "2", "--hidden-sizes", "16"]
         curve = [*tiny, "--num-envs", "8"]
         models = {"MLP": [*tiny, "--no-lstm"], "LSTM": [*tiny, "--lstm"]}

@@ -54,13 +54,16 @@ def play(env, obs, player):
     """
     ended = env.zeros(dtype=torch.bool)
     names = "reached", "lifted", "longest", "at goal", "speed", "lost", "length", "successes"
-    seen, streak, terms = {name: env.zeros() for name in names}, env.zeros(), torch.zeros_like(env.term_sums)
+    seen = {name: env.zeros() for name in names}
+    streak = env.zeros()
+    terms = torch.zeros_like(env.term_sums)
     while not ended.all():
         obs, _, terminated, truncated, info = env.step(player.act(obs))
         player.dones = (terminated | truncated)[None]
         # a finished environment shows its next episode already
         going = ~ended & ~player.dones[0]
-        near, up = surface_distance(env) < REACH, env.engine.body_pos[:, OBJECT, 2] + LIFT_OFFSET > LIFT_THRESHOLD
+        near = surface_distance(env) < REACH
+        up = env.engine.body_pos[:, OBJECT, 2] + LIFT_OFFSET > LIFT_THRESHOLD
         streak = (streak + 1.0) * (near & up)
         now = {
             "reached": near, "lifted": up, "longest": streak,
@@ -69,7 +72,8 @@ def play(env, obs, player):
         }  # fmt: skip
         for name, value in now.items():
             seen[name] = torch.where(going, torch.maximum(seen[name], value), seen[name])
-        last, length = info["episode"]["done"] & ~ended, info["episode"]["length"]
+        last = info["episode"]["done"] & ~ended
+        length = info["episode"]["length"]
         for name, value in {"lost": terminated, "length": length, "successes": env.finished_successes}.items():
             seen[name] = torch.where(last, value, seen[name])
         terms = torch.where(last[:, None], env.finished_term_means * length[:, None], terms)
@@ -88,7 +92,8 @@ def main(argv=None):
     saved, script = evaluate.load(args.run)
     trained = f"{saved['args']['env_id']}, {saved['script']}.py, {saved['global_step']:,} steps"
     print(f"{trained}, {args.episodes} episodes\n")
-    rows, term_rows = [], []
+    rows = []
+    term_rows = []
     for actions in ("sampled", "mean"):
         env = evaluate.make_env(saved, args.episodes, args.seed, "auto", "cpu")
         if not isinstance(env, AllegroKukaBase if args.start == "original" else HeldStarts):
@@ -98,7 +103,8 @@ def main(argv=None):
         ids = torch.zeros(args.episodes, dtype=torch.long)
         obs, wanted = begin(env, args.start)
         seen, terms = play(env, obs, evaluate.Player(agent, ids, actions == "mean"))
-        seen, terms = {name: value[wanted] for name, value in seen.items()}, terms[wanted]
+        seen = {name: value[wanted] for name, value in seen.items()}
+        terms = terms[wanted]
         longest = seen["longest"] / env.frame_rate
         shares = [seen["reached"], seen["lifted"], longest >= HELD_SECONDS, seen["at goal"], seen["lost"]]
         speed = seen["speed"][seen["lifted"] > 0]

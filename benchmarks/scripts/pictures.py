@@ -34,7 +34,8 @@ def set_state(env, qpos, qvel=None):
     """Put the last environment at qpos (nq,), qvel (nv,)."""
     mask = torch.zeros(env.num_envs, dtype=torch.bool)
     mask[-1] = True
-    state, velocity = env.engine.qpos.clone(), torch.zeros_like(env.engine.qvel)
+    state = env.engine.qpos.clone()
+    velocity = torch.zeros_like(env.engine.qvel)
     state[-1] = torch.as_tensor(qpos)
     if qvel is not None:
         velocity[-1] = torch.as_tensor(qvel)
@@ -74,12 +75,16 @@ def throw(env_id):
     """The cube flies from the hand towards the bucket; the pictures on the way make its trail."""
     env = make_with_cube(env_id)
     set_goal(env, 0.72, -0.42, 0.42, 1.0, 0.0, 0.0, 0.0)
-    start, goal, seconds = np.array([0.05, -0.10, 0.86]), np.array([0.72, -0.42, 0.46]), 0.62
+    start = np.array([0.05, -0.10, 0.86])
+    goal = np.array([0.72, -0.42, 0.46])
+    seconds = 0.62
     velocity = (goal - start) / seconds
     velocity[2] += 9.81 * seconds / 2.0
-    qpos, qvel = torch.tensor(HELD), torch.zeros(29)
+    qpos = torch.tensor(HELD)
+    qvel = torch.zeros(29)
     qpos[7:23] = torch.tensor([0.0, 0.3, 0.3, 0.3] * 3 + [1.2, 0.2, 0.3, 0.3])  # the hand open
-    qpos[23:26], qvel[23:26] = torch.tensor(start), torch.tensor(velocity)
+    qpos[23:26] = torch.tensor(start)
+    qvel[23:26] = torch.tensor(velocity)
     qvel[26:] = torch.tensor([4.0, 6.0, 2.0])
     set_state(env, qpos, qvel)
     for _ in range(29):
@@ -145,11 +150,14 @@ def stack(env_id):
     env = envs.make(env_id, 1, "cpu", 1, "mujoco")
     env.reset()
     qpos = torch.cat([env.joint_default, torch.zeros(14)])
-    qpos[9:12], qpos[12] = torch.tensor([0.05, -0.16, franka.TABLE_TOP + franka.SIZE_A / 2]), 1.0
+    qpos[9:12] = torch.tensor([0.05, -0.16, franka.TABLE_TOP + franka.SIZE_A / 2])
+    qpos[12] = 1.0
     qpos[16:19] = torch.tensor([0.02, 0.14, franka.TABLE_TOP + franka.SIZE_B / 2])
-    qpos[19], qpos[22] = math.cos(0.3), math.sin(0.3)
+    qpos[19] = math.cos(0.3)
+    qpos[22] = math.sin(0.3)
     set_state(env, qpos)
-    cube, base = qpos[9:12], qpos[16:19]
+    cube = qpos[9:12]
+    base = qpos[16:19]
     move_hand(env, cube + torch.tensor([0.0, 0.0, 0.12]), 1.0, 60)
     move_hand(env, cube, 1.0, 60)
     move_hand(env, cube, -1.0, 20)
@@ -163,7 +171,8 @@ def push(env_id):
     env.reset()
     qpos = torch.cat([env.joint_default, torch.zeros(7)])
     qpos[9:12] = torch.tensor([0.0, -0.10, franka.TABLE_TOP + franka.SIZE_A / 2])
-    qpos[12], qpos[15] = math.cos(0.2), math.sin(0.2)
+    qpos[12] = math.cos(0.2)
+    qpos[15] = math.sin(0.2)
     set_state(env, qpos)
     env.goal[0] = torch.tensor([0.04, 0.16, franka.TABLE_TOP + franka.SIZE_A / 2])
     behind = qpos[9:12] + torch.tensor([0.0, -0.10, 0.0])
@@ -178,7 +187,9 @@ def grasp(env_id):
     env = envs.make(env_id, 1, "cpu", 1)
     env.reset()
     env.hand[0] = env.object[0] = torch.tensor([-0.35, -0.2, 0.55])
-    env.fingers[0], env.goal[0], env.successes[0] = env.posture + 0.1, torch.tensor([0.55, 0.1, 0.75]), 1.0
+    env.fingers[0] = env.posture + 0.1
+    env.goal[0] = torch.tensor([0.55, 0.1, 0.75])
+    env.successes[0] = 1.0
     return env
 
 
@@ -192,7 +203,8 @@ def moat(env_id):
 # Two arms, left and right: palms up under the ends of a stick of 0.3 m, as in the hand-over of
 # tests/envs/test_allegro_kuka_two_arms.py; and the left hand pushing.
 PALM_UP = [-1.453, 0.824, -0.315, -0.405, 0.287, 0.297, -0.825] + [0.0] * 12
-OVER_STICK, ASIDE = [1.3, 0.19, 1.36, 0.0], [0.28, 0.6, 0.0, 0.0]
+OVER_STICK = [1.3, 0.19, 1.36, 0.0]
+ASIDE = [0.28, 0.6, 0.0, 0.0]
 REACH = [-1.618, 1.189, -0.462, 0.245, -0.021, 0.244, 2.558] + HELD[7:23]
 
 
@@ -247,7 +259,8 @@ def across(env_id, y, z):
     qpos[46:53] = torch.tensor([-0.34, y, z, 0.9, 0.2, 0.3, 0.25])
     set_goal(env, 0.58, y, z - 0.03, 0.80, 0.40, -0.35, 0.27)
     qvel = torch.zeros_like(env.engine.qvel[-1])
-    qvel[46], qvel[48] = 3.2, 1.3
+    qvel[46] = 3.2
+    qvel[48] = 1.3
     set_state(env, qpos, qvel)
     for _ in range(13):
         env.render(env.num_envs - 1)
@@ -299,7 +312,8 @@ def main(names):
     os.makedirs("docs/images", exist_ok=True)
     for name in names:
         save(draw(POSES[name](name)), f"docs/images/{name}.png")
-    (width, height), columns = (SIZE[0] // 2, SIZE[1] // 2), 4
+    width, height = SIZE[0] // 2, SIZE[1] // 2
+    columns = 4
     strip = Image.new("RGB", (columns * width, len(STRIP) // columns * height))
     for i, name in enumerate(STRIP):
         picture = Image.open(f"docs/images/{name}.png").convert("RGB").resize((width, height), Image.Resampling.LANCZOS)

@@ -71,7 +71,8 @@ def draw_median(axis, curves, label=None):
 
 def group_runs(folders):
     """Task -> label of a line -> the folders of its runs. A folder's name is {task}__{exp name}__{seed}__{time}."""
-    groups, seeds = {}, {}
+    groups = {}
+    seeds = {}
     for folder in folders:
         found = re.fullmatch(r"(.+?)__(.+)__(\d+)__\d+", folder.name)
         task, name, seed = found.groups() if found else (folder.name, folder.name, None)  # renamed

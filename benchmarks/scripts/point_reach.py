@@ -20,7 +20,9 @@ class PointReach(VectorEnv):
     A success draws a new goal within the step and the episode goes on. Objective: successes in the episode.
     """
 
-    num_obs, num_actions, max_episode_steps = 12, 4, 100
+    num_obs = 12
+    num_actions = 4
+    max_episode_steps = 100
 
     def __init__(self, num_envs, device, seed):
         super().__init__(num_envs, device, seed)
@@ -30,7 +32,8 @@ class PointReach(VectorEnv):
         self.successes = torch.zeros(num_envs, device=self.device)
 
     def reset_where(self, mask):
-        position, goal = self.uniform(-1.0, 1.0, 4), self.uniform(-1.0, 1.0, 4)
+        position = self.uniform(-1.0, 1.0, 4)
+        goal = self.uniform(-1.0, 1.0, 4)
         self.position = torch.where(mask[:, None], position, self.position)
         self.goal = torch.where(mask[:, None], goal, self.goal)
         self.velocity = torch.where(mask[:, None], torch.zeros_like(self.velocity), self.velocity)

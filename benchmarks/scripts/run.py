@@ -65,7 +65,10 @@ def execute(runs, cores):
     """Run what is not finished, one run per core. Returns a line for every run that failed."""
     waiting = [run for run in runs if not run.is_finished()]
     print(f"{len(runs)} runs, {len(runs) - len(waiting)} finished", flush=True)
-    running, failed, signals, stopping = {}, [], [], False  # running: core -> run and its process
+    running = {}  # core -> run and its process
+    failed = []
+    signals = []  # that have come
+    stopping = False
     handlers = {}
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(signum) != signal.SIG_IGN:  # nohup ignores SIGHUP

@@ -131,7 +131,8 @@ def main(argv=None):
     sign = -1.0 if args.value == "first_above" else 1.0  # the earlier the better
 
     names = [*args.experiments, args.against] if args.against else args.experiments
-    scores, columns = {}, {}  # variant -> values; experiment -> title of a column -> name of a row -> values
+    scores = {}  # variant -> values
+    columns = {}  # experiment -> title of a column -> name of a row -> values
     for name in names:
         experiment = read_experiment(name)
         numbers = read_numbers(experiment, args.unfinished)

@@ -54,7 +54,9 @@ def environment_speed(env_id, num_envs, num_steps):
     Waits for the GPU four times per step; training does not.
     """
     env = envs.make(env_id, num_envs, DEVICE)
-    engine_step, engine_times, times = env.engine.step, [], []
+    engine_step = env.engine.step
+    engine_times = []
+    times = []
 
     def timed(*args):
         start = now()
@@ -85,11 +87,13 @@ class Training(NamedTuple):
 def train(command, seconds=math.inf):
     """Runs a script, at most so many seconds, after which it stops with a checkpoint as on SIGTERM."""
     with tempfile.TemporaryDirectory() as folder:
-        env, start = {**os.environ, "PYTHONPATH": str(ROOT)}, time.monotonic()
+        env = {**os.environ, "PYTHONPATH": str(ROOT)}
+        start = time.monotonic()
         idle = torch.cuda.mem_get_info()[0] if DEVICE == "cuda" else 0  # bytes
         command = [sys.executable, "-c", RUN, *command]
         process = subprocess.Popen(command, cwd=folder, env=env, stdout=subprocess.DEVNULL)
-        on_gpu, stopped = 0, False
+        on_gpu = 0
+        stopped = False
         while True:
             pid, status, usage = os.wait4(process.pid, os.WNOHANG)
             if pid:

@@ -24,6 +24,7 @@ from benchmarks.scripts.random_fitness import RandomFitnessGrasp, RandomFitnessM
 
 BENCHMARKS = pathlib.Path(run.__file__).resolve().parents[1]
 PAGES = sorted(BENCHMARKS.glob("*.md"))
+CORE = min(os.sched_getaffinity(0))
 
 # ---------------------------------------------------------------- pages and results
 
@@ -84,8 +85,11 @@ def test_every_experiment_has_results_and_every_result_an_experiment():
 
 
 @pytest.mark.parametrize("name", experiment_names())
-def test_results_are_of_the_experiments_variants_and_seeds(name):
+def test_commands_have_valid_flags_and_results_are_theirs(name):
     experiment = read_experiment(name)
+    for variant in experiment.variants:
+        _, script, *flags = variant.command
+        tyro.cli(importlib.import_module(script[: -len(".py")]).Args, args=flags)  # exits where one is wrong
     seeds = {variant.name: set(variant.seeds) for variant in experiment.variants}
     assert len(seeds) == len(experiment.variants)
     found = {}
@@ -96,15 +100,6 @@ def test_results_are_of_the_experiments_variants_and_seeds(name):
     assert set(found) == set(seeds)
     for variant in found:
         assert found[variant] <= seeds[variant]
-
-
-@pytest.mark.parametrize("name", experiment_names())
-def test_commands_of_an_experiment_are_those_of_a_script(name):
-    for variant in read_experiment(name).variants:
-        python, script, *flags = variant.command
-        assert python == "python"
-        module = importlib.import_module(script[: -len(".py")])
-        tyro.cli(module.Args, args=flags)  # exits where a flag or a value is wrong
 
 
 def test_probability_of_improvement_and_its_p_value():
@@ -169,8 +164,7 @@ def tiny(tmp_path, monkeypatch):
 
 
 def run_tiny(*flags):
-    core = sorted(os.sched_getaffinity(0))[0]
-    run.main(["tiny", "--cores", str(core), *flags])
+    run.main(["tiny", "--cores", str(CORE), *flags])
 
 
 def test_an_experiment_is_read(tiny):
@@ -213,14 +207,18 @@ def test_finished_runs_are_skipped_and_a_failed_one_does_not_end_the_others(tiny
 def test_a_stopped_run_is_resumed_unless_its_flags_have_changed(tiny, tmp_path, capsys):
     (of_sapg,) = [each for each in experiments.find_runs(read_experiment(tiny)) if each.variant == "SAPG-6"]
 
+    taken_twice = []
+
     def stop():
         while of_sapg.read_log().count(" steps | ") < 20:  # when the first episodes have ended
             time.sleep(0.1)
+        taken_twice.append(run.start(of_sapg, CORE))
         os.kill(os.getpid(), signal.SIGINT)
 
     threading.Thread(target=stop, daemon=True).start()
     with pytest.raises(SystemExit) as stopped:
         run_tiny("--variants", "SAPG-6")
+    assert taken_twice == [None]
     assert stopped.value.code == 128 + signal.SIGINT
     assert not of_sapg.is_finished()
     summarize.main(["tiny", "--unfinished"])
@@ -236,15 +234,6 @@ def test_a_stopped_run_is_resumed_unless_its_flags_have_changed(tiny, tmp_path, 
     (tmp_path / "tiny.txt").write_text(EXPERIMENT.replace("300000", "400000"))
     with pytest.raises(SystemExit, match="other flags"):
         run_tiny("--variants", "SAPG-6")
-
-
-def test_what_another_process_runs_is_left_to_it(tiny, capsys):
-    first, *_ = experiments.find_runs(read_experiment(tiny))
-    core = sorted(os.sched_getaffinity(0))[0]
-    process = run.start(first, core)
-    assert run.start(first, core) is None
-    process.terminate()
-    process.wait()
 
 
 def test_the_rows_of_a_run(tiny):
