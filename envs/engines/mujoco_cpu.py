@@ -8,27 +8,32 @@ import numpy as np
 import torch
 from mujoco.batch import Batch, SimulationError
 
+from envs.engines.models import check_structure, find_bodies, make_physics_spec
 from envs.engines.rendering import Renderer
 
-BEFORE_WARMSTART = mujoco.mjtState.mjSTATE_WARMSTART.value - 1  # time, qpos, qvel, activations: a row begins with them
+# A row of a batch's state begins with time, qpos, qvel, activations and the buffers of delays. Then come the warm
+# start, the controls and, further on, the mocap poses.
+BEFORE_WARMSTART = mujoco.mjtState.mjSTATE_WARMSTART.value - 1
 BEFORE_MOCAP = mujoco.mjtState.mjSTATE_MOCAP_POS.value - 1
-POSE = (  # the sensors of each body: 3 + 4 + 3 + 3 = 13 numbers
+# The sensors that measure a body's pose and velocity: 3 + 4 + 3 + 3 = 13 numbers.
+POSE = (
     mujoco.mjtSensor.mjSENS_FRAMEPOS,
     mujoco.mjtSensor.mjSENS_FRAMEQUAT,
     mujoco.mjtSensor.mjSENS_FRAMELINVEL,
     mujoco.mjtSensor.mjSENS_FRAMEANGVEL,
 )
-FRAMES = ("body_pos", "body_quat", "jnt_pos", "jnt_axis", "qpos0")  # all that poses depend on
+FRAMES = ("body_pos", "body_quat", "jnt_pos", "jnt_axis", "qpos0")  # all fields of a model that poses depend on
 HUGE = 1e6  # SI units; a position, velocity or time beyond it means that the world has diverged
 
 
 class MujocoCpu:
-    """N worlds, world i runs models[i % len(models)]. Units SI, world axes, quaternions w, x, y, z.
+    """N worlds; world i runs models[i % len(models)]. Units are SI, axes the world's, quaternions w, x, y, z.
 
     Shape letters: N num_envs, B len(bodies), S sensor values. After construction, `step`, `set_state` and
     `load_state_dict` these tensors hold the current state, float32 on `device`. They are overwritten in place: clone
     what must outlive a step.
         qpos (N, nq), qvel (N, nv)                            joint coordinates and velocities
+        act (N, na)                                           activations: the state of actuators that have one
         body_pos (N, B, 3), body_quat (N, B, 4)               pose of the body frame
         body_linvel (N, B, 3), body_angvel (N, B, 3)          velocity of the body frame's origin; angular velocity
         sensors (N, S)                                        the model's own sensors, in the order of the model
@@ -40,61 +45,65 @@ class MujocoCpu:
     name = "mujoco"
 
     def __init__(self, models, num_envs, substeps, bodies, device):
-        """models: functions that return a mujoco.MjSpec, of the same structure (sizes, masses and gains may differ);
-        those beyond num_envs are not called.
-        What is only drawn is left out of the physics. substeps: timesteps of the model per control step. bodies: names
-        of the bodies whose poses are read; mocap bodies are not allowed, since they stay where `set_mocap` puts them.
+        """models: functions that return a mujoco.MjSpec; all specs must have the same structure, while sizes, masses
+        and gains may differ. Functions beyond num_envs are not called. What is only drawn is left out of the physics.
+        substeps: timesteps of the model per control step.
+        bodies: names of the bodies whose poses are read; mocap bodies are not allowed, since they stay where
+        `set_mocap` puts them.
         """
-        self.models = []
-        for build in models[:num_envs]:
-            spec = build().copy()  # the Renderer draws what the physics leaves out
-            spec.compiler.discardvisual = True
-            if not self.models:
-                # A step leaves poses one substep old, so they are read from a model without forces and contacts
-                readout_model = _make_readout(spec, bodies)
-            self.models.append(spec.compile())
-        self.num_envs, self.substeps, self.device = num_envs, substeps, torch.device(device)
+        self.models = [make_physics_spec(build).compile() for build in models[:num_envs]]
+        check_structure(self.models)
         first = self.models[0]
-        self.nq, self.nv, self.nu, self.timestep = first.nq, first.nv, first.nu, first.opt.timestep
-        if len({model.signature for model in self.models}) > 1:  # unchecked by MuJoCo, where it would corrupt memory
-            raise ValueError("the models of one engine must have the same structure, these differ")
+        self.num_envs = num_envs
+        self.substeps = substeps
+        self.device = torch.device(device)
+        self.nq = first.nq
+        self.nv = first.nv
+        self.na = first.na
+        self.nu = first.nu
+        self.timestep = first.opt.timestep
         for model in self.models:
-            model.opt.disableflags |= mujoco.mjtDisableBit.mjDSBL_AUTORESET.value  # `step` sees which worlds broke
-            if mujoco.__version__ == "4.0.0":  # factorises the sparse one of 60 or more degrees of freedom wrongly
+            # MuJoCo must not reset a diverged world itself: `step` has to see it.
+            model.opt.disableflags |= mujoco.mjtDisableBit.mjDSBL_AUTORESET.value
+            if mujoco.__version__ == "4.0.0":
+                # From 60 degrees of freedom on MuJoCo takes a sparse Jacobian, whose Newton solver factorises wrongly
+                # in 4.0.0; fixed in 4.0.1 (https://github.com/google-deepmind/mujoco/issues/3767).
                 model.opt.jacobian = mujoco.mjtJacobian.mjJAC_DENSE.value
-        self._body_ids = [first.body(name).id for name in bodies]
-        if (first.body_mocapid[first.body_rootid[self._body_ids]] >= 0).any():
-            raise ValueError("mocap bodies and what is fixed to them cannot be read")
+        self._body_ids = find_bodies(first, bodies)
 
-        affinity = getattr(os, "sched_getaffinity", None)  # Linux only
-        cores = len(affinity(0)) if affinity else os.cpu_count()
-        self.num_threads = max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", 1)))  # torchrun's processes here
+        self.num_threads = _count_threads()
         # One model whose fields differ per world: hundreds of whole models do not fit into the processor's cache.
         self._batch = Batch(first, num_envs, self.num_threads)
         _expand(self._batch, self.models)
         self._batch.reset(stage=mujoco.mjtStage.mjSTAGE_NONE.value)
+        # A step leaves poses one substep old, so they are read from a second model, without forces and contacts.
+        readout_model = _make_readout_model(make_physics_spec(models[0]), bodies)
         self._readout = Batch(readout_model, num_envs, self.num_threads)
         _expand(self._readout, self.models, FRAMES)
-        # MuJoCo writes and reads the memory of all these
+
+        # Views of MuJoCo's own memory, which it reads and writes.
         num_state = mujoco.mj_stateSize(first, BEFORE_WARMSTART)
         if num_state != mujoco.mj_stateSize(first, mujoco.mjtState.mjSTATE_FULLPHYSICS.value):
             raise ValueError("the state of plugins and plastic bodies cannot be kept")
-        self._state, self._readout_state = (batch.state[:, :num_state] for batch in (self._batch, self._readout))
-        mocap = mujoco.mj_stateSize(first, BEFORE_MOCAP)
-        self._mocap = self._batch.state[:, mocap : mocap + 7 * first.nmocap]  # positions, then quaternions
-        self._xfrc, self._sensordata = self._batch.xfrc_applied, self._batch.sensordata
+        self._state = self._batch.state[:, :num_state]
+        self._readout_state = self._readout.state[:, :num_state]
+        mocap_start = mujoco.mj_stateSize(first, BEFORE_MOCAP)
+        self._mocap = self._batch.state[:, mocap_start : mocap_start + 7 * first.nmocap]  # positions, then quaternions
+        self._xfrc = self._batch.xfrc_applied
+        self._sensordata = self._batch.sensordata
         self._pose_sensors = self._readout.sensordata
         self._initial = self._state.copy()
         self._pushed = False  # whether _xfrc holds anything but zeros
 
-        # numpy writes, torch reads: on the CPU the same memory, on another device a copy
-        self._host_joints = np.zeros((num_envs, self.nq + self.nv), np.float32)
+        # numpy writes these arrays and torch reads them: on the CPU the same memory, on another device a copy.
+        num_joint_values = self.nq + self.nv + self.na
+        self._host_joints = np.zeros((num_envs, num_joint_values), np.float32)
         self._host_poses = np.zeros((num_envs, len(bodies), 13), np.float32)
-        self.sensors = torch.zeros(num_envs, first.nsensordata, device=self.device)
         self._joints = torch.from_numpy(self._host_joints).to(self.device)
         self._poses = torch.from_numpy(self._host_poses).to(self.device)
-        self.qpos, self.qvel = self._joints.split([self.nq, self.nv], 1)
+        self.qpos, self.qvel, self.act = self._joints.split([self.nq, self.nv, self.na], 1)
         self.body_pos, self.body_quat, self.body_linvel, self.body_angvel = self._poses.split([3, 4, 3, 3], 2)
+        self.sensors = torch.zeros(num_envs, first.nsensordata, device=self.device)
         self.broken = torch.zeros(num_envs, dtype=torch.bool, device=self.device)
         self._renderer = Renderer(models)
         self._refresh(np.arange(num_envs))
@@ -117,8 +126,10 @@ class MujocoCpu:
         if xfrc is not None or self._pushed:
             self._xfrc[:, self._body_ids] = 0.0 if xfrc is None else xfrc.detach().cpu().numpy()
             self._pushed = xfrc is not None
-        start, warnings = self._batch.time.copy(), self._batch.warning[..., 1].copy()
-        with contextlib.suppress(SimulationError):  # of worlds that it leaves where they were: their clocks show it
+        start = self._batch.time.copy()
+        warnings = self._batch.warning[..., 1].copy()
+        # An error of one world leaves it where it was, which its clock shows, and the others go on.
+        with contextlib.suppress(SimulationError):
             self._batch.rollout(self.substeps, record=())
         broken = self._find_broken(start, warnings)
         self._state[broken] = self._initial[broken]
@@ -127,14 +138,25 @@ class MujocoCpu:
         self.sensors[self.broken] = 0.0
         self._refresh(np.arange(self.num_envs))
 
-    def set_state(self, mask, qpos, qvel):
-        """Put the worlds of mask (N,) bool at qpos (N, nq), qvel (N, nv) and time 0; all others keep every bit."""
+    def set_state(self, mask, qpos, qvel, act=None):
+        """Put the worlds of mask (N,) bool at qpos (N, nq), qvel (N, nv) and time 0; all others keep every bit.
+
+        act (N, na): the activations, in the order of the actuators that have one. Required in a model that has any,
+        since no value is right for all kinds: a muscle at rest has 0, while the activation of an `intvelocity` actuator
+        is the position that it holds its joint at. Buffers of delays are those of the model's initial state.
+        """
+        if self.na > 0 and act is None:
+            raise ValueError(f"set_state needs act, the {self.na} activations of the model's actuators")
         rows = np.flatnonzero(mask.cpu().numpy())
         if len(rows) == 0:
             return
+        values = [qpos, qvel] if act is None else [qpos, qvel, act]
         self._state[rows] = self._initial[rows]
-        self._state[rows, 1 : 1 + self.nq] = qpos.detach().cpu().numpy()[rows]
-        self._state[rows, 1 + self.nq : 1 + self.nq + self.nv] = qvel.detach().cpu().numpy()[rows]
+        start = 1  # after the time
+        for value in values:
+            end = start + value.shape[1]
+            self._state[rows, start:end] = value.detach().cpu().numpy()[rows]
+            start = end
         self.sensors[mask.to(self.device)] = 0.0
         self._refresh(rows)
 
@@ -146,7 +168,8 @@ class MujocoCpu:
         """
         rows = np.flatnonzero(mask.cpu().numpy())
         pose = pose.detach().cpu().numpy()[rows]
-        self._batch.mocap_pos[rows], self._batch.mocap_quat[rows] = pose[..., :3], pose[..., 3:]
+        self._batch.mocap_pos[rows] = pose[..., :3]
+        self._batch.mocap_quat[rows] = pose[..., 3:]
 
     def state_dict(self):
         """The physics state and mocap poses (N, ...) float64, the sensors' readings: enough to continue exactly."""
@@ -165,14 +188,18 @@ class MujocoCpu:
 
     def render(self, index, camera=-1, width=640, height=480, markers=None, zone=None, trail=None):
         """World `index` as an (height, width, 3) uint8 numpy image, off-screen; see `Renderer.render`."""
-        _, qpos, qvel = np.split(self._state[index], [1, 1 + self.nq])
-        mocap = self._batch.mocap_pos[index], self._batch.mocap_quat[index]
-        return self._renderer.render(index, qpos, qvel, *mocap, camera, width, height, markers, zone, trail)
+        qpos = self._state[index, 1 : 1 + self.nq]
+        qvel = self._state[index, 1 + self.nq : 1 + self.nq + self.nv]
+        mocap_pos = self._batch.mocap_pos[index]
+        mocap_quat = self._batch.mocap_quat[index]
+        return self._renderer.render(
+            index, qpos, qvel, mocap_pos, mocap_quat, camera, width, height, markers, zone, trail
+        )
 
     def _refresh(self, rows):
         """Bring the tensors of the worlds `rows` up to date with the state."""
         state = self._state[rows]
-        self._host_joints[rows] = state[:, 1 : 1 + self.nq + self.nv]
+        self._host_joints[rows] = state[:, 1 : 1 + self._host_joints.shape[1]]
         if self._body_ids:
             self._readout_state[rows] = state
             self._readout.forward(rows, mujoco.mjtStage.mjSTAGE_VEL.value)
@@ -184,16 +211,26 @@ class MujocoCpu:
     def _find_broken(self, start, warnings):
         """Worlds (N,) bool that broke in a step from clocks `start` (N,) s and counts of `warnings` (N, 7).
 
-        Rollout silently stops the clock of one that warns, but not in its last substep.
+        In MuJoCo 4.0.0 a rollout silently stops the clock of a world that warns, unless that is in its last substep.
         """
         late = self._state[:, 0] < start + (self.substeps - 0.5) * self.timestep
         warned = (self._batch.warning[..., 1] > warnings).any(1)
-        return late | warned | ~(np.abs(self._state) < HUGE).all(1)  # written so that nan counts as broken
+        diverged = ~(np.abs(self._state) < HUGE).all(1)  # written so that nan counts as diverged
+        return late | warned | diverged
 
 
-def _make_readout(spec, bodies):
-    """A compiled copy of `spec` that only measures poses and velocities of `bodies`, with all forces disabled."""
-    spec = spec.copy()
+def _count_threads():
+    """The processor cores that this process may use, shared with torchrun's other processes on the machine."""
+    if hasattr(os, "sched_getaffinity"):  # Linux only
+        cores = len(os.sched_getaffinity(0))
+    else:
+        cores = os.cpu_count()
+    return max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
+
+
+def _make_readout_model(spec, bodies):
+    """A model of the same state as `spec`'s that only measures poses and velocities of `bodies`, without forces."""
+    spec.compiler.discardvisual = True
     for sensor in spec.sensors:
         spec.delete(sensor)
     for name in bodies:
@@ -212,7 +249,8 @@ def _expand(batch, models, fields=None):
     Raises ValueError for what worlds cannot have of their own, such as a mesh.
     """
     which = np.arange(batch.nsim) % len(models)
-    for prefix, parts, types in (("", models, ()), ("opt.", [model.opt for model in models], (int,))):
+    options = [model.opt for model in models]
+    for prefix, parts, types in (("", models, ()), ("opt.", options, (int,))):
         for name in dir(parts[0]):
             if fields and name not in fields:
                 continue

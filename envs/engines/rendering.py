@@ -12,9 +12,12 @@ import numpy as np
 import torch
 
 CACHED_MODELS = 64  # worlds may have models of their own; compiling one takes some ms
-TRAIL_LENGTH, TRAIL_WIDTH, TRAIL_COLOUR = 40, 0.008, (0.98, 0.45, 0.05)  # images, m
-JUMP = 0.3  # m: a body that moved farther between two images was put elsewhere
-ZONE_WIDTH, ZONE_COLOUR = 0.0018, (0.10, 0.65, 0.30)  # m
+TRAIL_LENGTH = 40  # images
+TRAIL_WIDTH = 0.008  # m
+TRAIL_COLOUR = (0.98, 0.45, 0.05)
+JUMP = 0.3  # m; a body that moved farther between two images was put elsewhere
+ZONE_WIDTH = 0.0018  # m
+ZONE_COLOUR = (0.10, 0.65, 0.30)
 
 
 class Renderer:
@@ -26,7 +29,8 @@ class Renderer:
     def __init__(self, models):
         self._models = models
         self._compile = functools.lru_cache(CACHED_MODELS)(lambda i: models[i]().compile())
-        self._renderer = self._size = None
+        self._renderer = None
+        self._size = None  # of the renderer's images: width, height
         self._trails = collections.defaultdict(lambda: collections.deque(maxlen=TRAIL_LENGTH))  # world -> positions
 
     def render(self, index, qpos, qvel, mocap_pos, mocap_quat, camera, width, height, markers, zone, trail):
@@ -42,18 +46,24 @@ class Renderer:
         if self._size != (width, height):
             if self._renderer is not None:
                 self._renderer.close()
-            self._renderer, self._size = _make_renderer(model, width, height), (width, height)
+            self._renderer = _make_renderer(model, width, height)
+            self._size = (width, height)
         data = mujoco.MjData(model)
-        data.qpos[:], data.qvel[:], data.mocap_pos[:], data.mocap_quat[:] = qpos, qvel, mocap_pos, mocap_quat
-        for name, pose in (markers or {}).items():
-            mocap, pose = model.body(name).mocapid[0], torch.as_tensor(pose).cpu().numpy()
+        data.qpos[:] = qpos
+        data.qvel[:] = qvel
+        data.mocap_pos[:] = mocap_pos
+        data.mocap_quat[:] = mocap_quat
+        for name, marker in (markers or {}).items():
+            mocap = model.body(name).mocapid[0]
+            pose = torch.as_tensor(marker).cpu().numpy()
             data.mocap_pos[mocap] = pose[:3]
             if len(pose) == 7:
                 data.mocap_quat[mocap] = pose[3:]
         mujoco.mj_forward(model, data)
-        # Not Renderer.update_scene, which draws only the model that it was made for. The models of one engine have the
-        # same structure and textures, so one renderer, slow to create, serves them all.
-        scene, camera = self._renderer.scene, _find_camera(model, camera)
+        # mujoco.Renderer.update_scene does what follows, but only for the model that the renderer was made for. The
+        # models of one engine have the same structure and textures, so one renderer, slow to create, serves them all.
+        scene = self._renderer.scene
+        camera = _find_camera(model, camera)
         mujoco.mjv_updateCamera(model, data, camera, scene)  # what is translucent is sorted by distance from it
         everything = mujoco.mjtCatBit.mjCAT_ALL.value
         mujoco.mjv_updateScene(model, data, mujoco.MjvOption(), None, camera, everything, scene)
@@ -62,7 +72,7 @@ class Renderer:
         if trail is not None:
             points = self._trails[index]
             points.append(data.body(trail).xpos.copy())
-            fading = [(*TRAIL_COLOUR, i / len(points)) for i in range(1, len(points))]
+            fading = [(*TRAIL_COLOUR, i / len(points)) for i in range(1, len(points))]  # the oldest end is transparent
             _draw_line(scene, list(points), TRAIL_WIDTH, fading)
         return self._renderer.render()
 
@@ -72,8 +82,9 @@ def _draw_line(scene, points, width, colours):
     capsule = mujoco.mjtGeom.mjGEOM_CAPSULE
     for first, second, colour in zip(points, points[1:], colours):
         if 0.0 < np.linalg.norm(second - first) < JUMP and scene.ngeom < scene.maxgeom:
-            geom, colour = scene.geoms[scene.ngeom], np.array(colour, np.float32)
-            mujoco.mjv_initGeom(geom, capsule, np.zeros(3), np.zeros(3), np.eye(3).ravel(), colour)
+            geom = scene.geoms[scene.ngeom]
+            rgba = np.array(colour, np.float32)
+            mujoco.mjv_initGeom(geom, capsule, np.zeros(3), np.zeros(3), np.eye(3).ravel(), rgba)
             mujoco.mjv_connector(geom, capsule, width, first, second)
             geom.castshadow = False
             scene.ngeom += 1
@@ -88,13 +99,15 @@ def _draw_sphere(scene, centre, radius):
 
 
 def _find_camera(model, camera):
+    """The mujoco.MjvCamera that `camera`, an argument of Renderer.render, stands for."""
     if isinstance(camera, mujoco.MjvCamera):
         return camera
     found = mujoco.MjvCamera()
     if camera == -1:
         mujoco.mjv_defaultFreeCamera(model, found)
     else:
-        found.type, found.fixedcamid = mujoco.mjtCamera.mjCAMERA_FIXED, model.camera(camera).id
+        found.type = mujoco.mjtCamera.mjCAMERA_FIXED
+        found.fixedcamid = model.camera(camera).id
     return found
 
 
@@ -105,7 +118,9 @@ def _make_renderer(model, width, height):
             if ctypes.util.find_library(library):
                 os.environ["MUJOCO_GL"] = backend
                 break
-    if "MUJOCO_GL" in os.environ:  # MuJoCo read it on import and has to read it again
+    if "MUJOCO_GL" in os.environ:
+        # MuJoCo read the variable when it was imported, and has to read it again. It would read it when a renderer is
+        # made with https://github.com/google-deepmind/mujoco/pull/3366.
         importlib.reload(sys.modules[mujoco.Renderer.__module__].gl_context)
     model.vis.global_.offwidth = max(width, model.vis.global_.offwidth)
     model.vis.global_.offheight = max(height, model.vis.global_.offheight)

@@ -13,7 +13,8 @@ import torch
 import envs.engines
 
 BODIES = ["box", "lower", "upper"]
-GEOM, JOINT = mujoco.mjtGeom, mujoco.mjtJoint
+GEOM = mujoco.mjtGeom
+JOINT = mujoco.mjtJoint
 ENGINES = [name for name, package in envs.ENGINES.items() if importlib.util.find_spec(package)]
 mujoco_only = pytest.mark.parametrize("engine_name", ["mujoco"], indirect=True)
 
@@ -119,22 +120,27 @@ def test_what_tasks_read_is_of_the_present_state():
     for c in controls(engine, 20):
         engine.step(c)
         assert_fresh(engine)
-    qpos, qvel = engine.qpos.clone() + 0.1, engine.qvel.clone() + 0.2
+    qpos = engine.qpos.clone() + 0.1
+    qvel = engine.qvel.clone() + 0.2
     qpos[:, 3:7] = torch.tensor([0.5, 0.5, -0.5, 0.5])
     engine.set_state(torch.arange(6) % 2 == 0, qpos, qvel)
     assert_fresh(engine)
 
 
 def test_set_state_leaves_the_other_worlds_alone_while_they_touch():
-    engine, other = make(), make()
+    engine = make()
+    other = make()
     settle(engine)
     settle(other)
     mask = torch.tensor([True, False, False, True, False, False])
-    before, position = engine.state_dict()["state"], engine.body_pos.clone()
+    before = engine.state_dict()["state"]
+    position = engine.body_pos.clone()
     engine.set_state(mask, torch.full((6, 9), 0.3), torch.zeros(6, 8))
     after = engine.state_dict()["state"]
-    assert torch.equal(after[~mask], before[~mask]) and torch.equal(engine.body_pos[~mask], position[~mask])
-    assert (after[mask, 0] == 0.0).all() and torch.equal(engine.qpos[mask], torch.full((2, 9), 0.3))
+    assert torch.equal(after[~mask], before[~mask])
+    assert torch.equal(engine.body_pos[~mask], position[~mask])
+    assert (after[mask, 0] == 0.0).all()
+    assert torch.equal(engine.qpos[mask], torch.full((2, 9), 0.3))
     ctrl = controls(engine, 20, seed=2)
     assert torch.equal(run(engine, ctrl)[~mask], run(other, ctrl)[~mask])  # and their future is the same too
     engine.set_state(torch.zeros(6, dtype=torch.bool), engine.qpos, engine.qvel)  # no world at all
@@ -174,7 +180,8 @@ def test_a_world_moves_to_the_bit_as_its_own_model():
         return spec
 
     models = [functools.partial(build, *parts) for parts in ((0.1, -9.81), (0.2, -5.0), (0.15, -7.0))]
-    engine, states = make_engine(models, 5, 120, BODIES, "cpu"), []
+    engine = make_engine(models, 5, 120, BODIES, "cpu")
+    states = []
     for world in range(5):
         model, data = reference(engine, world)
         mujoco.mj_resetData(model, data)
@@ -187,7 +194,8 @@ def test_a_world_moves_to_the_bit_as_its_own_model():
 @mujoco_only
 def test_many_joints_move_as_with_a_dense_jacobian():
     """From 60 degrees of freedom on MuJoCo takes a sparse one, which 4.0.0 factorises wrongly."""
-    spec, random = mujoco.MjSpec(), np.random.default_rng(1)
+    spec = mujoco.MjSpec()
+    random = np.random.default_rng(1)
     spec.worldbody.add_geom(type=GEOM.mjGEOM_PLANE, size=[5, 5, 0.1])
     for i in range(4):
         trunk = spec.worldbody.add_body(pos=[0, 0, 0.1 + 0.2 * i])
@@ -198,11 +206,14 @@ def test_many_joints_move_as_with_a_dense_jacobian():
             limbs[-1].add_joint(axis=random.normal(size=3))
         for limb in limbs:
             limb.add_geom(type=GEOM.mjGEOM_SPHERE, size=[0.05, 0, 0])
-    engine, model = make_engine([spec.copy], 1, 30, [], "cpu"), spec.compile()
-    data, model.opt.jacobian = mujoco.MjData(model), mujoco.mjtJacobian.mjJAC_DENSE.value
+    engine = make_engine([spec.copy], 1, 30, [], "cpu")
+    model = spec.compile()
+    model.opt.jacobian = mujoco.mjtJacobian.mjJAC_DENSE.value
+    data = mujoco.MjData(model)
     run(engine, torch.zeros(1, 1, 0))
     mujoco.mj_step(model, data, nstep=30)
-    assert data.ncon and engine.nv >= 60
+    assert data.ncon
+    assert engine.nv >= 60
     np.testing.assert_allclose(engine.qpos[0], data.qpos, atol=1e-6)
 
 
@@ -225,7 +236,8 @@ def test_the_models_own_sensors_are_read_and_forgotten_at_a_reset():
     for name in ("upper", "lower"):
         spec.add_sensor(objname=name, **sensor)
     engine = make_engine([spec.copy], 3, 2, BODIES, "cpu")
-    assert engine.sensors.shape == (3, 2) and not engine.sensors.any()
+    assert engine.sensors.shape == (3, 2)
+    assert not engine.sensors.any()
     assert_fresh(engine)
     ctrl = torch.tensor([[0.1, 0.2], [0.3, 0.4], [0.5, 0.6]])
     engine.step(ctrl)
@@ -236,6 +248,95 @@ def test_the_models_own_sensors_are_read_and_forgotten_at_a_reset():
     assert torch.allclose(engine.sensors, torch.tensor([[1.0], [0.0], [1.0]]) * 5.0 * ctrl.flip(1))
     engine.load_state_dict(state)
     assert torch.allclose(engine.sensors, 5.0 * ctrl.flip(1))
+
+
+def make_gallery():
+    """A robot, 1 m behind a poster that collides with nothing, which hangs 1 m before the brick of the same wall.
+
+    Half way to the poster stands a pane of glass, which collides but has an invisible material. Sensors: the range to
+    what the robot sees in front of it (m), and the distance between the robot and the wall (m).
+    """
+    spec = mujoco.MjSpec()
+    spec.option.gravity = [0, 0, 0]
+    spec.add_material(name="glass", rgba=[1, 1, 1, 0])
+    pane = spec.worldbody.add_geom(type=GEOM.mjGEOM_BOX, size=[0.01, 2, 2], pos=[0.51, 0, 0])
+    pane.material = "glass"
+    wall = spec.worldbody.add_body(name="wall")
+    wall.add_geom(type=GEOM.mjGEOM_BOX, size=[0.01, 2, 2], pos=[1.01, 0, 0], contype=0, conaffinity=0)
+    wall.add_geom(type=GEOM.mjGEOM_BOX, size=[0.01, 2, 2], pos=[2.01, 0, 0])
+    robot = spec.worldbody.add_body(name="robot")
+    robot.add_freejoint()
+    robot.add_geom(type=GEOM.mjGEOM_SPHERE, size=[0.1, 0, 0])
+    robot.add_site(name="front", quat=[math.sqrt(0.5), 0, math.sqrt(0.5), 0])  # z, along which it measures, is ahead
+    return spec
+
+
+def test_sensors_see_what_collides_with_nothing_and_not_what_is_invisible():
+    spec = make_gallery()
+    kind = mujoco.mjtSensor
+    body = mujoco.mjtObj.mjOBJ_BODY
+    ray = spec.add_sensor(type=kind.mjSENS_RANGEFINDER, objtype=mujoco.mjtObj.mjOBJ_SITE, objname="front")
+    ray.intprm[0] = 1 << mujoco.mjtRayDataField.mjRAYDATA_DIST.value
+    spec.add_sensor(
+        type=kind.mjSENS_GEOMDIST, objtype=body, objname="robot", reftype=body, refname="wall", cutoff=5.0
+    )
+    engine = make_engine([spec.copy], 2, 1, ["robot"], "cpu")
+    engine.step(torch.zeros(2, 0))
+    torch.testing.assert_close(engine.sensors, torch.tensor([[1.0, 0.9]] * 2), atol=1e-5, rtol=0.0)
+
+
+def test_where_no_sensor_sees_it_what_collides_with_nothing_slows_no_step_down():
+    engine = make_engine([make_gallery], 1, 1, ["robot"], "cpu")
+    assert engine.models[0].ngeom == 3
+
+
+SERVO = """
+<mujoco>
+  <option gravity="0 0 0" timestep="0.005"/>
+  <worldbody>
+    <body name="arm">
+      <joint name="hinge" axis="0 0 1" damping="1"/>
+      <geom type="capsule" fromto="0 0 0 0.3 0 0" size="0.03"/>
+    </body>
+  </worldbody>
+  <actuator><intvelocity joint="hinge" kp="50" actrange="-3 3"/></actuator>
+</mujoco>
+"""
+
+
+def test_activations_are_set_read_and_kept():
+    """The actuator integrates its control, a velocity, to the angle at which it holds the joint: its activation."""
+
+    def make_servo():
+        return make_engine([lambda: mujoco.MjSpec.from_string(SERVO)], 2, 20, ["arm"], "cpu")
+
+    engine = make_servo()
+    everywhere = torch.tensor([True, True])
+    at_one = torch.ones(2, 1)
+    at_rest = torch.zeros(2, 1)
+    engine.set_state(everywhere, at_one, at_rest, torch.tensor([[1.0], [0.0]]))
+    for _ in range(20):  # 2 s
+        engine.step(torch.zeros(2, 1))
+    assert engine.act.tolist() == [[1.0], [0.0]]
+    torch.testing.assert_close(engine.qpos, torch.tensor([[1.0], [0.0]]), atol=1e-3, rtol=0.0)
+    for _ in range(10):  # 1 s
+        engine.step(torch.full((2, 1), 0.5))
+    torch.testing.assert_close(engine.act, torch.tensor([[1.5], [0.5]]), atol=1e-4, rtol=0.0)
+
+    engine.set_state(torch.tensor([False, True]), 2.0 * at_one, at_rest, 2.0 * at_one)
+    torch.testing.assert_close(engine.act, torch.tensor([[1.5], [2.0]]), atol=1e-4, rtol=0.0)
+    other = make_servo()
+    other.load_state_dict(engine.state_dict())
+    assert torch.equal(other.act, engine.act)
+    engine.step(torch.ones(2, 1))
+    other.step(torch.ones(2, 1))
+    assert torch.equal(other.state_dict()["state"], engine.state_dict()["state"])
+
+    engine.step(torch.zeros(2, 1), torch.tensor([[[math.nan] * 6], [[0.0] * 6]]))
+    assert engine.broken.tolist() == [True, False]
+    assert engine.act[0].item() == 0.0
+    with pytest.raises(ValueError, match="needs act"):
+        engine.set_state(everywhere, at_one, at_rest)
 
 
 def make_mocap(num_envs=4, substeps=3):
@@ -262,7 +363,8 @@ def test_mocap_bodies_stand_where_they_are_put_and_stop_what_touches_them():
 
 
 def test_state_dict_continues_to_the_bit_and_mocap_poses_belong_to_it():
-    engine, other = make_mocap(), make_mocap()
+    engine = make_mocap()
+    other = make_mocap()
     poses = torch.tensor([0.0, 0.0, 0.2, 1.0, 0.0, 0.0, 0.0]).repeat(4, 1, 1)
     engine.set_mocap(torch.tensor([True, False, True, False]), poses)
     run(engine, controls(engine, 20))  # boxes land
@@ -270,10 +372,12 @@ def test_state_dict_continues_to_the_bit_and_mocap_poses_belong_to_it():
     assert torch.equal(state["mocap"][0], poses[0, 0].double())
     assert state["mocap"][1].tolist() == [0.0, 0.0, -3.0, 1.0, 0.0, 0.0, 0.0]
     other.load_state_dict(state)
-    assert torch.equal(other.body_pos, engine.body_pos) and torch.equal(other.qvel, engine.qvel)
+    assert torch.equal(other.body_pos, engine.body_pos)
+    assert torch.equal(other.qvel, engine.qvel)
     ctrl = controls(engine, 30, seed=3)
     assert torch.equal(run(engine, ctrl), run(other, ctrl))
-    assert (engine.body_pos[[0, 2], 0, 2] > 0.3).all() and (engine.body_pos[[1, 3], 0, 2] < 0.2).all()
+    assert (engine.body_pos[[0, 2], 0, 2] > 0.3).all()
+    assert (engine.body_pos[[1, 3], 0, 2] < 0.2).all()
 
 
 def test_mocap_bodies_stay_through_resets_and_broken_worlds():
@@ -291,11 +395,13 @@ def test_mocap_bodies_stay_through_resets_and_broken_worlds():
 @pytest.mark.parametrize("substeps", [1, 3])
 @pytest.mark.parametrize("kind", ["nan state", "nan force", "explosion"])
 def test_a_broken_world_starts_anew_and_the_others_do_not_notice(kind, substeps):
-    engine, intact = make(substeps=substeps, sizes=(0.1, 0.15)), make(substeps=substeps, sizes=(0.1, 0.15))
+    engine = make(substeps=substeps, sizes=(0.1, 0.15))
+    intact = make(substeps=substeps, sizes=(0.1, 0.15))
     initial = engine.state_dict()["state"][3]
     run(engine, controls(engine, 5))
     run(intact, controls(engine, 5))
-    xfrc, fourth = torch.zeros(6, 3, 6), torch.arange(6) == 3
+    xfrc = torch.zeros(6, 3, 6)
+    fourth = torch.arange(6) == 3
     if kind == "nan state":
         engine.set_state(fourth, torch.full_like(engine.qpos, math.nan), engine.qvel)
     else:
@@ -303,7 +409,8 @@ def test_a_broken_world_starts_anew_and_the_others_do_not_notice(kind, substeps)
     ctrl = torch.zeros(6, 2)
     engine.step(ctrl, xfrc)
     intact.step(ctrl)
-    assert torch.equal(engine.broken, fourth) and not intact.broken.any()
+    assert torch.equal(engine.broken, fourth)
+    assert not intact.broken.any()
     assert torch.equal(engine.state_dict()["state"][3], initial)
     assert_fresh(engine)
     engine.step(ctrl)
@@ -334,12 +441,17 @@ def test_a_world_that_runs_out_of_memory_is_broken(memory, substeps):
 def test_render_shows_the_worlds_own_model():
     engine = make(4, substeps=1, sizes=(0.1, 0.4))
     camera = mujoco.MjvCamera()
-    camera.lookat[:], camera.distance, camera.elevation = [0.0, 0.0, 0.5], 4.0, -20.0
+    camera.lookat[:] = [0.0, 0.0, 0.5]
+    camera.distance = 4.0
+    camera.elevation = -20.0
     try:
         images = [engine.render(i, camera, 160, 120) for i in range(4)]
     except RuntimeError as error:
         if "OpenGL" not in str(error):
             raise
         pytest.skip(str(error))
-    assert images[0].shape == (120, 160, 3) and images[0].dtype == np.uint8 and images[0].max() > 0
-    assert (images[0] == images[2]).all() and (images[0] != images[1]).any()
+    assert images[0].shape == (120, 160, 3)
+    assert images[0].dtype == np.uint8
+    assert images[0].max() > 0
+    assert (images[0] == images[2]).all()
+    assert (images[0] != images[1]).any()
