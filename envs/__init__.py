@@ -5,13 +5,12 @@ import importlib
 import importlib.metadata
 import importlib.util
 import inspect
-import os
 import re
-import sys
 
 from envs import import_isaacgym_first  # noqa: F401, must come before anything that imports torch
 from envs.adapters import isaacgym
 from envs.base import VectorEnv
+from envs.imports import import_module
 
 TASKS = {
     "AllegroHand": "envs.tasks.in_hand:AllegroHand",
@@ -76,21 +75,6 @@ def find_class(env_id):
     if not inspect.isclass(getattr(module, class_name, None)):
         raise ValueError(f"{module_name} has no class {class_name}; must be package.module:Class")
     return getattr(module, class_name)
-
-
-def import_module(name):
-    """A module by name; the working directory comes last, so that nothing there hides a package.
-
-    Raises ValueError (one line) where there is no such module.
-    """
-    if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name and f"{name}.".startswith(f"{error.name}."):
-            raise ValueError(f"no module named {error.name}; must be in the working directory or installed")
-        raise  # one that the module itself imports
 
 
 def find_engine(engine, env_id, device="cpu"):

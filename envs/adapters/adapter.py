@@ -8,6 +8,9 @@ import torch
 
 from envs.base import VectorEnv
 
+# Of a dict of observations, the entry that a policy sees: Playground calls it "state", mjlab "actor".
+POLICY_OBSERVATIONS = ("state", "actor")
+
 
 def check_known(name, known, hint=""):
     """Raises ValueError (one line) where `name` is none of `known`, with the nearest one and a further hint."""
@@ -20,16 +23,19 @@ def check_actions(space):
     """Raises ValueError (one line) where a Gymnasium space of actions is no Box of reals, all bounded or none."""
     if not (hasattr(space, "low") and np.issubdtype(space.dtype, np.floating)):
         raise ValueError(f"actions must be a Box of floating-point numbers, this has {space}")
-    if np.isfinite([space.low, space.high]).any() and not np.isfinite([space.low, space.high]).all():
+    finite = np.isfinite([space.low, space.high])
+    if finite.any() and not finite.all():
         raise ValueError(f"either all actions must have finite bounds or none, this has {space}")
 
 
 def flatten(obs, num_envs):
-    """Observations (N, D) float32, numpy. Of a dict "state" (Playground) or "actor" (mjlab), else all in order."""
-    if isinstance(obs, dict):
-        entries = next(([obs[name]] for name in ("state", "actor") if name in obs), obs.values())
-        return np.concatenate([flatten(entry, num_envs) for entry in entries], axis=1)
-    return np.reshape(obs, (num_envs, -1)).astype(np.float32)
+    """Observations (N, D) float32, numpy. Of a dict the entry of POLICY_OBSERVATIONS, else all entries in order."""
+    if not isinstance(obs, dict):
+        return np.reshape(obs, (num_envs, -1)).astype(np.float32)
+    for name in POLICY_OBSERVATIONS:
+        if name in obs:
+            return flatten(obs[name], num_envs)
+    return np.concatenate([flatten(entry, num_envs) for entry in obs.values()], axis=1)
 
 
 class Adapter(VectorEnv):
@@ -47,11 +53,12 @@ class Adapter(VectorEnv):
 
     def set_action_space(self, space):
         """Actions are scaled from [-1, 1] to the bounds of `space`, a Gymnasium Box; without bounds they stay there."""
-        self.action_space, self.num_actions = space, int(np.prod(space.shape))
-        self.low, self.high = (
-            torch.as_tensor(bound.reshape(-1).astype(np.float64)).nan_to_num(posinf=1.0, neginf=-1.0).to(self.device)
-            for bound in (space.low, space.high)
-        )
+        self.action_space = space
+        self.num_actions = int(np.prod(space.shape))
+        low = torch.as_tensor(space.low.reshape(-1).astype(np.float64))
+        high = torch.as_tensor(space.high.reshape(-1).astype(np.float64))
+        self.low = low.nan_to_num(neginf=-1.0).to(self.device)  # (U,) float64
+        self.high = high.nan_to_num(posinf=1.0).to(self.device)  # (U,) float64
 
     def to_bounds(self, action):
         """Actions (N, U) in [-1, 1] within the bounds of the Box, float64; -1 and 1 give its bounds exactly."""
@@ -63,6 +70,7 @@ class Adapter(VectorEnv):
         return scaled.astype(self.action_space.dtype).reshape(self.num_envs, *self.action_space.shape)
 
     def tensor(self, array, dtype=torch.float32):
+        """`array` as a tensor on the environment's device."""
         return torch.as_tensor(array).to(self.device, dtype)
 
     def observe(self):

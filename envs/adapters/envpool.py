@@ -5,7 +5,6 @@ continuous actions. `python -c "import envpool; print(*envpool.list_all_envs())"
 """
 
 import ctypes
-import os
 import sys
 from fractions import Fraction
 
@@ -13,7 +12,8 @@ import torch
 
 NO_OPENGL = ""
 if sys.platform == "linux":
-    try:  # before envpool: its MuJoCo finds only an EGL loaded earlier, and without one drawing ends the process
+    # Before envpool is imported: its MuJoCo finds only an EGL loaded earlier, and without one drawing ends the process.
+    try:
         ctypes.CDLL("libEGL.so.1", mode=ctypes.RTLD_GLOBAL)
     except OSError as error:
         NO_OPENGL = f"no OpenGL for off-screen rendering; on Debian: apt-get install libegl1 ({error})"
@@ -21,12 +21,22 @@ if sys.platform == "linux":
 import envpool  # noqa: E402
 
 from envs.adapters.adapter import Adapter, check_actions, check_known, flatten  # noqa: E402
+from envs.threads import count_threads  # noqa: E402
 
 # 1 / s, of Gymnasium's MuJoCo tasks, whose control period EnvPool does not say
-FRAME_RATES = dict(
-    Ant=20, HalfCheetah=20, Hopper=125, Humanoid=Fraction(200, 3), HumanoidStandup=Fraction(200, 3),
-    InvertedDoublePendulum=20, InvertedPendulum=25, Pusher=20, Reacher=50, Swimmer=25, Walker2d=125,
-)  # fmt: skip
+FRAME_RATES = {
+    "Ant": 20,
+    "HalfCheetah": 20,
+    "Hopper": 125,
+    "Humanoid": Fraction(200, 3),
+    "HumanoidStandup": Fraction(200, 3),
+    "InvertedDoublePendulum": 20,
+    "InvertedPendulum": 25,
+    "Pusher": 20,
+    "Reacher": 50,
+    "Swimmer": 25,
+    "Walker2d": 125,
+}
 
 
 class EnvPool(Adapter):
@@ -45,7 +55,7 @@ class EnvPool(Adapter):
         check_known(name, envpool.list_all_envs())
         try:
             spec = envpool.make_spec(name)
-        except (ImportError, RuntimeError, ValueError) as error:  # of those that need a library or a file of their own
+        except (ImportError, RuntimeError, ValueError) as error:  # a library or a file that the task needs is missing
             raise ValueError(str(error).splitlines()[0])
         check_actions(spec.gymnasium_action_space)
         if "camera" in getattr(spec.gymnasium_observation_space, "spaces", {}):  # mjlab's
@@ -53,20 +63,20 @@ class EnvPool(Adapter):
 
     def __init__(self, name, num_envs, device, seed):
         super().__init__(num_envs, device, seed)
-        affinity = getattr(os, "sched_getaffinity", None)  # Linux only
-        cores = len(affinity(0)) if affinity else os.cpu_count()  # EnvPool's own choice: all cores of the machine
         self.pool = envpool.make_gymnasium(
             name,
             num_envs=num_envs,
-            num_threads=min(max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", 1))), num_envs),  # torchrun's
+            num_threads=min(count_threads(), num_envs),  # EnvPool would take all cores of the machine
             seed=self.seeds,  # from one seed EnvPool makes seed + i, so that runs with seeds 1 and 2 would start alike
             render_mode="rgb_array",
         )
         self.set_action_space(self.pool.action_space)
         self.max_episode_steps = self.pool.config["max_episode_steps"]
-        known = FRAME_RATES.get(name.rpartition("-")[0])
-        if known or self.pool.config.get("ctrl_dt"):  # s; Playground's tasks alone say it
-            self.frame_rate = known or round(1.0 / self.pool.config["ctrl_dt"])
+        task = name.rpartition("-")[0]  # without its version
+        if task in FRAME_RATES:
+            self.frame_rate = FRAME_RATES[task]
+        elif self.pool.config.get("ctrl_dt"):  # s; only Playground's tasks say it
+            self.frame_rate = round(1.0 / self.pool.config["ctrl_dt"])
         self.obs = self.tensor(flatten(self.pool.reset()[0], num_envs))
         self.num_obs = self.obs.shape[1]
 

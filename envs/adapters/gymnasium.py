@@ -11,16 +11,19 @@ import torch
 from gymnasium.vector import AutoresetMode
 from gymnasium.wrappers import FilterObservation, FlattenObservation
 
-from envs import import_module
-from envs.adapters.adapter import Adapter, check_actions, check_known
+from envs.adapters.adapter import POLICY_OBSERVATIONS, Adapter, check_actions, check_known
+from envs.imports import import_module
 
 OWN = "gymnasium:my_package:MyEnv-v0, where my_package registers MyEnv-v0"
 
 
 def flat(env):
-    """One environment with a flat observation: of a dict "state" or "actor" where there is one, else all entries."""
-    name = next((name for name in ("state", "actor") if name in getattr(env.observation_space, "spaces", {})), None)
-    return FlattenObservation(FilterObservation(env, [name]) if name else env)
+    """One environment with a flat observation: of a dict the entry of POLICY_OBSERVATIONS, else all entries."""
+    spaces = getattr(env.observation_space, "spaces", {})
+    for name in POLICY_OBSERVATIONS:
+        if name in spaces:
+            return FlattenObservation(FilterObservation(env, [name]))
+    return FlattenObservation(env)
 
 
 class Gymnasium(Adapter):
@@ -46,7 +49,7 @@ class Gymnasium(Adapter):
         check_known(registered, gymnasium.registry.keys(), f" For your own: {OWN}")
         try:
             env = gymnasium.make(name)
-        except (ImportError, gymnasium.error.Error) as error:  # old versions, and what needs another package
+        except (ImportError, gymnasium.error.Error) as error:  # an old version, or another package is missing
             raise ValueError((str(error) or repr(error)).splitlines()[0])
         env.close()
         check_actions(env.action_space)
@@ -57,16 +60,25 @@ class Gymnasium(Adapter):
         super().__init__(num_envs, device, seed)
         env = gymnasium.make(name)
         env.close()
-        drawing = {"render_mode": "rgb_array"} if "rgb_array" in env.metadata.get("render_modes", []) else {}
-        no_autoreset = {"autoreset_mode": AutoresetMode.DISABLED}
+        drawing = {}
+        if "rgb_array" in env.metadata.get("render_modes", []):
+            drawing["render_mode"] = "rgb_array"
         self.env = gymnasium.make_vec(
-            name, num_envs, vectorization_mode="sync", vector_kwargs=no_autoreset, wrappers=[flat], **drawing
+            name,
+            num_envs,
+            vectorization_mode="sync",
+            vector_kwargs={"autoreset_mode": AutoresetMode.DISABLED},
+            wrappers=[flat],
+            **drawing,
         )
         self.set_action_space(self.env.single_action_space)
         self.num_obs = self.env.single_observation_space.shape[0]
-        self.max_episode_steps = env.spec.max_episode_steps or sys.maxsize  # none: it ends its episodes itself
+        self.max_episode_steps = env.spec.max_episode_steps or sys.maxsize  # without a limit it ends them itself
         period = getattr(env.unwrapped, "dt", None)  # s
-        rate = 1.0 / period if isinstance(period, float) else env.metadata.get("render_fps")  # the latter is rounded
+        if isinstance(period, float):
+            rate = 1.0 / period
+        else:
+            rate = env.metadata.get("render_fps")  # rounded, if there is one
         if rate:
             self.frame_rate = max(Fraction(rate).limit_denominator(1000), Fraction(1, 1000))
         self.obs = torch.zeros(num_envs, self.num_obs, device=self.device)
@@ -74,7 +86,8 @@ class Gymnasium(Adapter):
     def reset_where(self, mask):
         if mask.any():
             obs, _ = self.env.reset(seed=self.seeds, options={"reset_mask": mask.cpu().numpy()})
-            self.obs, self.seeds = self.tensor(obs), None  # from here on each goes on with its own random numbers
+            self.obs = self.tensor(obs)
+            self.seeds = None  # from here on each environment goes on with its own random numbers
 
     def advance(self, action):
         obs, reward, terminated, truncated, _ = self.env.step(self.scale(action))
@@ -89,5 +102,5 @@ class Gymnasium(Adapter):
             os.environ["MUJOCO_GL"] = "egl"  # Gymnasium would try GLFW, which needs a display
         try:
             return np.ascontiguousarray(self.env.envs[index].render())
-        except Exception as error:  # each backend fails with a kind of its own, and so does a missing package
+        except Exception as error:  # each backend has its own exception type, and so has a missing package
             raise RuntimeError((str(error) or repr(error)).splitlines()[0])

@@ -1,6 +1,7 @@
 """The original tasks: IsaacGymEnvs on Isaac Gym Preview 4, behind the contract of envs/base.py.
 
-Written against the published interface of both and tested on a stand-in; not yet run on the real ones.
+It has never been run on the real ones, which need Python 3.8 and an NVIDIA GPU. It was written and checked against
+IsaacGymEnvs' published source, and a test runs it on a small stub.
 """
 
 import importlib.util
@@ -13,7 +14,8 @@ import torch
 from envs import import_isaacgym_first
 from envs.adapters.adapter import Adapter
 
-CONFIGURATIONS = {  # env id -> overrides of IsaacGymEnvs' configuration; episodes of 400 steps as in SAPG's fork
+# env id -> overrides of IsaacGymEnvs' configuration. Regrasping has episodes of 400 steps as in SAPG's fork.
+CONFIGURATIONS = {
     "AllegroHand": "task=AllegroHand",
     "AllegroKukaRegrasping": "task=AllegroKuka task/env=regrasping task.env.episodeLength=400",
     "AllegroKukaReorientation": "task=AllegroKuka task/env=reorientation",
@@ -28,8 +30,9 @@ CONFIGURATIONS = {  # env id -> overrides of IsaacGymEnvs' configuration; episod
     "Humanoid": "task=Humanoid",
     "ShadowHand": "task=ShadowHand",
 }
-DEXTEROUS = ("AllegroHand", "AllegroKuka", "ShadowHand")  # prefixes of env ids: reset before physics, count successes
-SUCCESS_REWARD = {"FrankaCubePush": 2.0, "FrankaCubeStack": 15.0}  # a last reward above it is a success
+# How the ids of tasks begin that reset before the physics of a step and count successes. The others reset after it.
+DEXTEROUS = ("AllegroHand", "AllegroKuka", "ShadowHand")
+SUCCESS_REWARD = {"FrankaCubePush": 2.0, "FrankaCubeStack": 15.0}  # an episode whose last reward is higher succeeded
 FITNESS_FLOOR = {"Ant": 10.0, "Anymal": 4.0, "FrankaCubePush": 0.1, "FrankaCubeStack": 0.1, "Humanoid": 10.0}
 
 simulation = {}  # at most one: (env id, num_envs, device) -> the task
@@ -79,12 +82,11 @@ def make_config(env_id, num_envs):
 class IsaacGym(Adapter):
     """A task of IsaacGymEnvs, with its observation, reward, curriculum and termination.
 
-    IsaacGymEnvs executes a reset within the next step: the first action of an episode is chosen before its start state
-    is observed. So that the critic does not confuse the two, the first observation of every episode is all zeros here
-    (as IsaacGymEnvs' very first one is), and its value becomes that of an average start. IsaacGymEnvs returns the last
-    observation of the old episode again; its value would become that of a start, and truncations would bootstrap
-    from it. The first action of an episode
-        drives its first step, in a task that resets before physics;
+    IsaacGymEnvs executes a reset within the next step, so the first action of an episode is chosen before its start
+    state is observed. There IsaacGymEnvs returns the last observation of the old episode. Its value would become that
+    of a start, although truncations bootstrap from it. Here the first observation of every episode is all zeros
+    instead, as IsaacGymEnvs' very first one is, and its value becomes that of an average start. The first action
+        drives the episode's first step, in a task that resets before physics;
         has no effect, in a task that resets after physics: the step has reward 0, does not end the episode, does not
         count towards its length and leads to the start state, or to zeros if the task resets once more.
     A time-out ends an episode one step before `max_episode_steps`, as in IsaacGymEnvs; a failure in that step is
@@ -96,8 +98,10 @@ class IsaacGym(Adapter):
     def __init__(self, env_id, num_envs, device, seed, training=False):
         super().__init__(num_envs, device, seed)
         self.task = find_simulation(env_id, num_envs, device, seed)
-        self.env_id, self.adapts = env_id, training  # whether the task may tighten its tolerance
-        self.num_obs, self.num_actions = int(self.task.num_obs), int(self.task.num_actions)
+        self.env_id = env_id
+        self.adapts = training  # whether the task may tighten its tolerance
+        self.num_obs = int(self.task.num_obs)
+        self.num_actions = int(self.task.num_actions)
         self.max_episode_steps = int(self.task.max_episode_length)
         self.fitness_floor = FITNESS_FLOOR.get(env_id, 1.0)
         self.dexterous = env_id.startswith(DEXTEROUS)
@@ -117,9 +121,11 @@ class IsaacGym(Adapter):
         if self.curriculum:
             self.task.success_tolerance = self.tolerance.item()
         resetting = self.task.reset_buf.to(self.device).bool()  # executed within this step
-        obs, reward, reset, self.extras = self.task.step(action.to(self.task.device))
-        obs, reward = obs["obs"].to(self.device), reward.to(self.device)
-        ends, time_outs = reset.to(self.device).bool(), self.extras["time_outs"].to(self.device).bool()
+        obs_dict, reward, reset, self.extras = self.task.step(action.to(self.task.device))
+        obs = obs_dict["obs"].to(self.device)
+        reward = reward.to(self.device)
+        ends = reset.to(self.device).bool()
+        time_outs = self.extras["time_outs"].to(self.device).bool()
         self.episode_step.copy_(self.task.progress_buf)
         if self.curriculum and self.adapts:
             self.tolerance.fill_(self.task.success_tolerance)
@@ -128,7 +134,8 @@ class IsaacGym(Adapter):
             reward = reward.masked_fill(resetting, 0.0)
             ends = ends & ~resetting
             self.episode_length -= resetting.long()
-        self.obs, self.reward = obs, reward
+        self.obs = obs
+        self.reward = reward
         if self.dexterous and self.task.max_consecutive_successes:  # all goals reached: not a failure
             time_outs = time_outs | (self.successes() >= self.task.max_consecutive_successes)
         return reward, ends & ~time_outs, ends & time_outs
@@ -145,9 +152,11 @@ class IsaacGym(Adapter):
 
     def metrics(self):
         """Everything that the task reports, averaged over environments."""
-        found = {**self.extras, **self.extras.get("scalars", {})}
-        found = {name: torch.as_tensor(value) for name, value in found.items() if not isinstance(value, dict)}
-        return {name: value.float().mean() for name, value in found.items() if name != "time_outs"}
+        averages = {}
+        for name, value in {**self.extras, **self.extras.get("scalars", {})}.items():
+            if name != "time_outs" and not isinstance(value, dict):
+                averages[name] = torch.as_tensor(value).float().mean()
+        return averages
 
     def render(self, index):
         raise NotImplementedError("the Isaac Gym adapter cannot render; evaluate the policy on another engine")
@@ -159,9 +168,10 @@ def find_simulation(env_id, num_envs, device, seed):
 
     key = (env_id, num_envs, str(device))
     if simulation and key not in simulation:
-        there = "{1:,} environments of {0}".format(*next(iter(simulation)))
+        other_id, other_num_envs, _ = next(iter(simulation))
+        there = f"{other_num_envs:,} environments of {other_id}"
         raise ValueError(f"Isaac Gym holds one simulation per process, and there is one: {there}")
-    gpu = f"cuda:{os.environ.get('LOCAL_RANK', 0)}"  # torchrun's
+    gpu = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"  # torchrun's
     if not simulation:
         simulation[key] = isaacgymenvs.make(
             seed=seed,

@@ -1,4 +1,8 @@
-"""`isaaclab:Isaac-Reorient-KukaAllegro`: the tasks of Isaac Lab 3. Written from the source of 3.0.0, not yet run."""
+"""`isaaclab:Isaac-Reorient-KukaAllegro`: the tasks of Isaac Lab 3.
+
+It has never been run on the real one. It was written and checked against the source of isaaclab 3.0.0, and a test runs
+it on a small stub.
+"""
 
 import gymnasium
 import isaaclab_tasks  # noqa: F401, registers them
@@ -16,9 +20,10 @@ SIMULATION = {}  # (task, environments, device) -> environment, groups, simulati
 class IsaacLab(Adapter):
     """A task in its training configuration. Observations: all groups of the actor, with their noise and history.
 
-    Actions without bounds are in the task's units, clamped to [-1, 1], which Isaac Lab's training does not do. It
-    resets within its step, and does not add the last step to a history: its final observation is the one before.
-    Objective: a hand's goals, KukaAllegro's success, the return.
+    Actions without bounds are in the task's units, clamped to [-1, 1], which Isaac Lab's training does not do. Isaac
+    Lab resets within its step. It does not add an episode's last step to histories, so that of a group with a history
+    the final observation is the one before. The objective is the goals reached by a hand, the success of KukaAllegro
+    and other tasks with a reward called success, else the return.
     """
 
     engine_name = "isaaclab"
@@ -35,37 +40,47 @@ class IsaacLab(Adapter):
         kind = name, num_envs, str(self.device)
         if kind not in SIMULATION:
             config, ppo = resolve_task_config(name, PPO, overrides=[])
-            config.scene.num_envs, config.sim.device = num_envs, str(self.device)
-            config.seed, config.compute_final_obs = self.seeds[0], True
+            config.scene.num_envs = num_envs
+            config.sim.device = str(self.device)
+            config.seed = self.seeds[0]
+            config.compute_final_obs = True
             simulation = launch_simulation(config, {"visualizer": []})
-            simulation.__enter__()
+            simulation.__enter__()  # until the process ends
             groups = ppo.obs_groups["actor"] if isinstance(ppo.obs_groups, dict) else ["policy"]
-            SIMULATION[kind] = gymnasium.make(name, cfg=config).unwrapped, groups, simulation
+            SIMULATION[kind] = (gymnasium.make(name, cfg=config).unwrapped, groups, simulation)
         self.env, self.groups, _ = SIMULATION[kind]
         check_actions(self.env.single_action_space)
         self.set_action_space(self.env.single_action_space)
         self.num_obs = sum(int(np.prod(self.env.single_observation_space[group].shape)) for group in self.groups)
         self.max_episode_steps = self.env.max_episode_length
         self.frame_rate = round(1.0 / self.env.step_dt)
-        self.control_steps, self.difficulty = torch.tensor(0), torch.tensor(torch.nan).double()
-        self.adr = getattr(getattr(getattr(self.env, "curriculum_manager", None), "cfg", None), "adr", None)
+        self.control_steps = torch.tensor(0)
+        self.difficulty = torch.tensor(torch.nan, dtype=torch.float64)
+        # KukaAllegro's curriculum, if the task has it: adaptive domain randomisation
+        manager = getattr(self.env, "curriculum_manager", None)
+        self.adr = getattr(getattr(manager, "cfg", None), "adr", None)
         self.env._reset_idx = self.score_and_reset
 
     def flatten(self, obs):
+        """The actor's groups of Isaac Lab's observations, (N, D) float32."""
         return torch.cat([obs[group].flatten(1).float() for group in self.groups], 1)
 
     def score_and_reset(self, env_ids):
         """In the place of the task's `_reset_idx`: the last time that the successes of ending episodes can be read."""
-        score, rewards = getattr(self.env, "successes", None), getattr(self.env, "reward_manager", None)
+        score = getattr(self.env, "successes", None)  # (N,) of a hand
+        rewards = getattr(self.env, "reward_manager", None)
         if rewards is not None and "success" in rewards.active_terms:
             score = getattr(rewards.get_term_cfg("success").func, "succeeded", None)
         self.score = None if score is None else score.float().clone()
-        if self.adr and not self.difficulty.isnan():  # may be a checkpoint's or rank 0's
-            level, most = self.adr.func.get_state(), self.adr.params["max_difficulty"]
+        if self.adr and not self.difficulty.isnan():
+            # Give the environments the mean difficulty that is known here, which may be a checkpoint's or rank 0's.
+            level = self.adr.func.get_state()
+            most = self.adr.params["max_difficulty"]
             level = (level + self.difficulty.item() * most - level.mean()).clamp(0.0, most)
-            self.adr.func.set_state(level + self.beginning)  # without successes a reset of all lowers it by one
+            # A reset of all environments, without successes, lowers the difficulty by one: make up for it.
+            self.adr.func.set_state(level + self.beginning)
         type(self.env)._reset_idx(self.env, env_ids)
-        if self.adr and (self.training or self.difficulty.isnan()):  # an evaluation keeps it
+        if self.adr and (self.training or self.difficulty.isnan()):  # an evaluation keeps the difficulty
             self.difficulty.fill_(self.adr.func.difficulty_frac)
 
     def reset(self):
@@ -83,9 +98,11 @@ class IsaacLab(Adapter):
         self.env.common_step_counter = self.control_steps.item()
         obs, reward, terminated, time_outs, extras = self.env.step(self.to_bounds(action).float())
         self.control_steps += 1
-        ended, self.next_obs = terminated | time_outs, self.flatten(obs)
+        ended = terminated | time_outs
+        self.next_obs = self.flatten(obs)
         self.obs = torch.where(ended[:, None], self.flatten(extras.get("final_obs", obs)), self.next_obs)
-        self.episode_step.copy_(self.env.episode_length_buf.clamp(max=self.max_episode_steps - 1))  # no end of our own
+        # Isaac Lab alone ends episodes, so the clock stays below the limit.
+        self.episode_step.copy_(self.env.episode_length_buf.clamp(max=self.max_episode_steps - 1))
         return reward, terminated, time_outs
 
     def objective(self):

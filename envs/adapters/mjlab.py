@@ -17,7 +17,7 @@ from mjlab.viewer.offscreen_renderer import OffscreenRenderer
 
 from envs.adapters.adapter import Adapter, check_known
 
-warp.config.log_level = warp.LOG_WARNING  # else a line for every kernel that it loads
+warp.config.log_level = warp.LOG_WARNING  # otherwise it prints a line for every kernel that it loads
 
 
 class Mjlab(Adapter):
@@ -45,7 +45,9 @@ class Mjlab(Adapter):
     def __init__(self, name, num_envs, device, seed):
         super().__init__(num_envs, device, seed)
         config = load_env_cfg(name)
-        config.scene.num_envs, config.seed, config.auto_reset = num_envs, self.seeds[0], False
+        config.scene.num_envs = num_envs
+        config.seed = self.seeds[0]
+        config.auto_reset = False  # `reset_where` resets, since staggered clocks end episodes too
         with contextlib.redirect_stdout(io.StringIO()):  # tables of all terms
             self.env = ManagerBasedRlEnv(config, device=str(self.device))
         self.num_obs = self.env.single_observation_space.spaces["actor"].shape[0]
@@ -60,24 +62,25 @@ class Mjlab(Adapter):
         ids = mask.nonzero().squeeze(1)
         if len(ids):
             self.env.common_step_counter = self.control_steps.item()
-            obs = self.env.reset(env_ids=ids)[0]["actor"]  # of the others with other noise
-            self.obs = torch.where(mask[:, None], obs, self.obs)
+            obs = self.env.reset(env_ids=ids)[0]["actor"]
+            self.obs = torch.where(mask[:, None], obs, self.obs)  # the others' would have new noise
 
     def advance(self, action):
         obs, reward, terminated, time_outs, _ = self.env.step(action)
         self.control_steps += 1
         self.obs = obs["actor"].clone()
         if self.env.cfg.is_finite_horizon:  # the end belongs to the task
-            terminated, time_outs = terminated | time_outs, torch.zeros_like(time_outs)
+            terminated = terminated | time_outs
+            time_outs = torch.zeros_like(time_outs)
         return reward.clone(), terminated.clone(), time_outs.clone()
 
     def render(self, index):
         if index not in self.renderers:
-            env, viewer = self.env, dataclasses.replace(self.env.cfg.viewer, env_idx=index, max_extra_envs=0)
-            self.renderers[index] = OffscreenRenderer(
-                env.sim.mj_model, viewer, env.scene, env.sim.model, env.sim.expanded_fields
-            )
-            self.renderers[index].initialize()
-            atexit.register(self.renderers[index].close)  # later its OpenGL context is gone
+            env = self.env
+            viewer = dataclasses.replace(env.cfg.viewer, env_idx=index, max_extra_envs=0)
+            renderer = OffscreenRenderer(env.sim.mj_model, viewer, env.scene, env.sim.model, env.sim.expanded_fields)
+            renderer.initialize()
+            atexit.register(renderer.close)  # later its OpenGL context is gone
+            self.renderers[index] = renderer
         self.renderers[index].update(self.env.sim.data)
         return self.renderers[index].render()

@@ -1,7 +1,6 @@
 """MuJoCo on CPU threads: `mujoco.batch` steps all worlds in C++, never a Python loop over environments."""
 
 import contextlib
-import os
 
 import mujoco
 import numpy as np
@@ -10,6 +9,7 @@ from mujoco.batch import Batch, SimulationError
 
 from envs.engines.models import check_structure, find_bodies, make_physics_spec
 from envs.engines.rendering import Renderer
+from envs.threads import count_threads
 
 # A row of a batch's state begins with time, qpos, qvel, activations and the buffers of delays. Then come the warm
 # start, the controls and, further on, the mocap poses.
@@ -71,7 +71,7 @@ class MujocoCpu:
                 model.opt.jacobian = mujoco.mjtJacobian.mjJAC_DENSE.value
         self._body_ids = find_bodies(first, bodies)
 
-        self.num_threads = _count_threads()
+        self.num_threads = count_threads()
         # One model whose fields differ per world: hundreds of whole models do not fit into the processor's cache.
         self._batch = Batch(first, num_envs, self.num_threads)
         _expand(self._batch, self.models)
@@ -217,15 +217,6 @@ class MujocoCpu:
         warned = (self._batch.warning[..., 1] > warnings).any(1)
         diverged = ~(np.abs(self._state) < HUGE).all(1)  # written so that nan counts as diverged
         return late | warned | diverged
-
-
-def _count_threads():
-    """The processor cores that this process may use, shared with torchrun's other processes on the machine."""
-    if hasattr(os, "sched_getaffinity"):  # Linux only
-        cores = len(os.sched_getaffinity(0))
-    else:
-        cores = os.cpu_count()
-    return max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
 
 
 def _make_readout_model(spec, bodies):

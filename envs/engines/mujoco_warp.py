@@ -297,8 +297,8 @@ class MujocoWarp:
 def no_garbage_collection():
     """Keeps Python from collecting an old graph within the capture of a new one, which would record its destruction.
 
-    Replaying the new graph would then fail: https://github.com/mujocolab/mjlab/pull/821. Upstream it is
-    https://github.com/NVIDIA/warp/issues/992 (closed), and of collected arrays https://github.com/NVIDIA/warp/issues/1714.
+    Replaying the new graph would then fail: https://github.com/mujocolab/mjlab/pull/821. Reported to Warp as
+    https://github.com/NVIDIA/warp/issues/992 (closed); arrays: https://github.com/NVIDIA/warp/issues/1714 (open).
     """
     enabled = gc.isenabled()
     gc.disable()
