@@ -12,9 +12,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 DEVICE = torch.device("cuda:0")
-CUDA, META = 1, 14  # c10::DeviceType
-INDEXING = "index", "index_put", "index_put_", "_index_put_impl_"
-TAKE_SCALARS = "masked_fill", "masked_fill_", *INDEXING  # as elementwise operators do
+# Members of c10::DeviceType
+CUDA = 1
+META = 14
+INDEXING = ("index", "index_put", "index_put_", "_index_put_impl_")
+TAKE_SCALARS = ("masked_fill", "masked_fill_", *INDEXING)  # these take 0-dimensional tensors of another device
 
 
 class CudaTensor(torch.Tensor):
@@ -22,7 +24,9 @@ class CudaTensor(torch.Tensor):
 
     __torch_function__ = torch._C._disabled_torch_function_impl
     __torch_dispatch__ = classmethod(lambda *inputs: NotImplemented)  # all that happens goes through Device
-    device, is_cuda, is_meta = property(lambda self: DEVICE), property(lambda self: True), property(lambda self: False)
+    device = property(lambda self: DEVICE)
+    is_cuda = property(lambda self: True)
+    is_meta = property(lambda self: False)
 
     def __new__(cls, values):
         layout = values.size(), values.stride(), values.storage_offset()
@@ -35,12 +39,18 @@ class CudaTensor(torch.Tensor):
         return super().__getitem__(tuple(torch.tensor(x, device=DEVICE) if isinstance(x, list) else x for x in index))
 
 
+def of_values(name):
+    """A method of CudaTensor that calls that of its values."""
+    return lambda self, *args: getattr(self.values, name)(*args)
+
+
 for name in ("tolist", "__format__", "__reduce_ex__"):  # a saved tensor is what map_location="cpu" makes of it
-    setattr(CudaTensor, name, lambda self, *args, name=name: getattr(self.values, name)(*args))
+    setattr(CudaTensor, name, of_values(name))
 
 
 class CudaGenerator(torch._C.Generator):
-    made, states = {}, {}  # address -> generator, since C++ forgets the object; what the 16 bytes stand for
+    made = {}  # address -> generator, since C++ forgets the object
+    states = {}  # hash -> state: what the 16 bytes stand for
 
     def __new__(cls, device="cpu"):
         self = super().__new__(cls)
@@ -64,11 +74,15 @@ class Device(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = dict(kwargs or {})
-        device, given = kwargs.get("device"), kwargs.get("generator")
+        device = kwargs.get("device")
+        given = kwargs.get("generator")
         on_cuda = check_tensors(func, args, kwargs) if device is None else torch.device(device).type != "cpu"
         if given and on_cuda != (given._cdata in CudaGenerator.made):
             raise RuntimeError(f"{func}: the generator is not on the device of the result")
-        kwargs.update({key: value for key, value in (("device", "cpu"), ("pin_memory", False)) if kwargs.get(key)})
+        if kwargs.get("device"):
+            kwargs["device"] = "cpu"
+        if kwargs.get("pin_memory"):
+            kwargs["pin_memory"] = False
         if on_cuda and not given and torch.Tag.nondeterministic_seeded in func.tags:
             kwargs["generator"] = DEFAULT_GENERATOR
         inputs, kwargs = tree_map_only(CudaTensor, lambda x: x.values, (args, kwargs))
@@ -80,7 +94,8 @@ class Device(TorchDispatchMode):
 
 def check_tensors(func, args, kwargs):
     """Whether an operator runs on CUDA. Raises RuntimeError where only some of its tensors are there."""
-    name, tensors = func.overloadpacket.__name__, [x for x in tree_leaves((args, kwargs)) if torch.is_tensor(x)]
+    name = func.overloadpacket.__name__
+    tensors = [x for x in tree_leaves((args, kwargs)) if torch.is_tensor(x)]
     foreign = [x for x in tensors if not isinstance(x, CudaTensor)]
     on_cuda = len(foreign) < len(tensors)
     if name in INDEXING:
@@ -100,16 +115,22 @@ def cuda(monkeypatch):
         guards = (ctypes.c_void_p * (META + 1)).in_dll(library, "_ZN3c104impl26device_guard_impl_registryE")
     except (OSError, ValueError) as error:
         pytest.skip(f"no false CUDA device: {error}")
-    functions = dict(
-        is_available=lambda: True, is_initialized=lambda: True, device_count=lambda: 1, set_device=lambda _: None,
-        _lazy_init=lambda: None, manual_seed_all=DEFAULT_GENERATOR.manual_seed,
-        get_rng_state=DEFAULT_GENERATOR.get_state, set_rng_state=DEFAULT_GENERATOR.set_state,
-    )  # fmt: skip
+    functions = {
+        "is_available": lambda: True,
+        "is_initialized": lambda: True,
+        "device_count": lambda: 1,
+        "set_device": lambda _: None,
+        "_lazy_init": lambda: None,
+        "manual_seed_all": DEFAULT_GENERATOR.manual_seed,
+        "get_rng_state": DEFAULT_GENERATOR.get_state,
+        "set_rng_state": DEFAULT_GENERATOR.set_state,
+    }
     for name, function in functions.items():
         monkeypatch.setattr(torch.cuda, name, function)
     monkeypatch.setattr(torch, "Generator", CudaGenerator)
     monkeypatch.setattr(torch.backends.cudnn, "is_acceptable", lambda tensor: False)
-    real_guard, guards[CUDA] = guards[CUDA], guards[META]  # that of meta does nothing
+    real_guard = guards[CUDA]
+    guards[CUDA] = guards[META]  # which does nothing
     torch.__future__.set_overwrite_module_params_on_conversion(True)
     torch._C._set_only_lift_cpu_tensors(True)  # torch.tensor takes its data to CUDA by an operator of its own
     with Device():

@@ -41,30 +41,45 @@ def train(script, flags, iterations=3, env_id=DRIFT):
 
 
 def test_what_cuda_refuses_is_refused():
-    x, cpu = torch.ones(3, device="cuda"), torch.ones(3)
+    x = torch.ones(3, device="cuda")
+    cpu = torch.ones(3)
     zero_dim = torch.tensor(2.0)
     refused = [
-        lambda: x + cpu, lambda: cpu.mul_(x), lambda: torch.where(x > 0, x, cpu), lambda: torch.cat([x, cpu]),
-        lambda: torch.stack([x[0], zero_dim]), lambda: zero_dim.add_(x[0]), lambda: cpu[x.long() - 1], x.numpy,
-        lambda: x.index_select(0, torch.zeros(1, dtype=torch.long)), lambda: x.masked_fill(cpu > 0, 0.0),
+        lambda: x + cpu,
+        lambda: cpu.mul_(x),
+        lambda: torch.where(x > 0, x, cpu),
+        lambda: torch.cat([x, cpu]),
+        lambda: torch.stack([x[0], zero_dim]),
+        lambda: zero_dim.add_(x[0]),
+        lambda: cpu[x.long() - 1],
+        x.numpy,
+        lambda: x.index_select(0, torch.zeros(1, dtype=torch.long)),
+        lambda: x.masked_fill(cpu > 0, 0.0),
         lambda: torch.nn.functional.linear(x, torch.ones(2, 3)),
         lambda: torch.rand(3, device="cuda", generator=torch.Generator()),
         lambda: torch.rand(3, generator=torch.Generator("cuda")),
         lambda: torch.Generator("cuda").set_state(torch.Generator().get_state()),
-    ]  # fmt: skip
+    ]
     for mistake in refused:
         with pytest.raises((RuntimeError, ValueError)):
             mistake()
 
 
 def test_what_cuda_allows_is_allowed():
-    x, cpu, row = torch.arange(3.0, device="cuda"), torch.ones(3), torch.tensor([2])
+    x = torch.arange(3.0, device="cuda")
+    cpu = torch.ones(3)
+    row = torch.tensor([2])
     results = [x + torch.tensor(2.0), x[row], x[cpu > 0], x.masked_fill(x > 1, torch.tensor(7.0)), cpu.to("cuda")]
-    assert all(isinstance(result, CudaTensor) and result.device == torch.device("cuda:0") for result in results)
-    assert results[0].tolist() == [2.0, 3.0, 4.0] and results[3].tolist() == [0.0, 1.0, 7.0]
+    for result in results:
+        assert isinstance(result, CudaTensor)
+        assert result.device == torch.device("cuda:0")
+    assert results[0].tolist() == [2.0, 3.0, 4.0]
+    assert results[3].tolist() == [0.0, 1.0, 7.0]
     x[row] = torch.tensor(5.0)
     cpu.copy_(x)
-    assert cpu.tolist() == [0.0, 1.0, 5.0] and x[2].item() == 5.0 and not isinstance(x.cpu(), CudaTensor)
+    assert cpu.tolist() == [0.0, 1.0, 5.0]
+    assert x[2].item() == 5.0
+    assert not isinstance(x.cpu(), CudaTensor)
     torch.manual_seed(3)
     drawn = torch.rand(2, device="cuda").tolist()
     torch.rand(2)  # of another generator
@@ -78,14 +93,17 @@ def test_what_cuda_allows_is_allowed():
 def test_a_task(env_id, monkeypatch):
     engine = "auto" if env_id in envs.PURE_TORCH else "mujoco"
     env = envs.make(env_id, 4, "cuda", 1, engine, training=True)
-    for name in ("step", "set_state", "set_mocap"):
 
-        def checked(*args, original=getattr(env.engine, name, None)):
+    def checking(method):
+        def checked(*args):
             assert all(x.is_cuda for x in args if isinstance(x, torch.Tensor)), args
-            return original(*args)
+            return method(*args)
 
-        if env.engine:
-            monkeypatch.setattr(env.engine, name, checked)
+        return checked
+
+    if env.engine:
+        for name in ("step", "set_state", "set_mocap"):
+            monkeypatch.setattr(env.engine, name, checking(getattr(env.engine, name)))
     env.reset()
     env.episode_step[1:3] = env.max_episode_steps - 1
     for _ in range(2):

@@ -277,9 +277,7 @@ def test_sensors_see_what_collides_with_nothing_and_not_what_is_invisible():
     body = mujoco.mjtObj.mjOBJ_BODY
     ray = spec.add_sensor(type=kind.mjSENS_RANGEFINDER, objtype=mujoco.mjtObj.mjOBJ_SITE, objname="front")
     ray.intprm[0] = 1 << mujoco.mjtRayDataField.mjRAYDATA_DIST.value
-    spec.add_sensor(
-        type=kind.mjSENS_GEOMDIST, objtype=body, objname="robot", reftype=body, refname="wall", cutoff=5.0
-    )
+    spec.add_sensor(type=kind.mjSENS_GEOMDIST, objtype=body, objname="robot", reftype=body, refname="wall", cutoff=5.0)
     engine = make_engine([spec.copy], 2, 1, ["robot"], "cpu")
     engine.step(torch.zeros(2, 0))
     torch.testing.assert_close(engine.sensors, torch.tensor([[1.0, 0.9]] * 2), atol=1e-5, rtol=0.0)
