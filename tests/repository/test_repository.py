@@ -6,6 +6,7 @@ import pathlib
 import re
 import subprocess
 import sys
+import tomllib
 from dataclasses import fields
 
 import pytest
@@ -186,7 +187,24 @@ def test_requirements_are_pinned_and_used_and_enough():
     assert "pillow" in {line.split("==")[0] for line in requirements("requirements-isaacgym.txt")}  # of diagnostics
     lines = [line for path in ROOT.glob("requirements*.txt") for line in requirements(path.name)]
     python = r"(; python_version (<|>=) \"3\.\d+\")?"
-    assert all(re.fullmatch(rf"[\w-]+==[\w.]+{python}|-r requirements[\w-]*\.txt", line) for line in lines)
+    for line in lines:
+        assert re.fullmatch(rf"[\w-]+==[\w.]+{python}", line), line
+
+
+def test_the_extras_are_the_requirements_files():
+    """But for those that need an installation of their own, with other versions."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    assert project["dynamic"]["dependencies"]["file"] == ["requirements.txt"]
+    extras = project["dynamic"]["optional-dependencies"]
+    alone = {"isaacgym", "isaaclab", "mjlab"}
+    for path in ROOT.glob("requirements-*.txt"):
+        name = path.stem.removeprefix("requirements-")
+        assert (name in extras) == (name not in alone), name
+        assert name in alone or path.name in extras[name]["file"]
+    everything = {file for extra in extras.values() for file in extra["file"]}
+    assert set(extras["dev"]["file"]) == everything
+    scripts = {path.stem for path in ROOT.glob("*.py")}
+    assert set(project["py-modules"]) == scripts
 
 
 # ---------------------------------------------------------------- README and docs/
