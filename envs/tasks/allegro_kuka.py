@@ -13,10 +13,10 @@ import numpy as np
 import torch
 
 from envs.base import VectorEnv
+from envs.clearance import Clearance
 from envs.engines import make_engine
 from envs.models import allegro_kuka_scene as scene
 from envs.rotations import rotate
-from envs.tasks.clearance import Clearance
 
 NUM_ARM, JOINTS_PER_ROBOT, FINGERS = 7, 23, 4
 OBJECT = -1  # its index in the engine's bodies; the palms come first, then the fingertips, robot by robot

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
+from envs.clearance import Clearance
 from envs.models import allegro_kuka_scene as scene
 from envs.tasks import allegro_kuka as task
-from envs.tasks.clearance import Clearance
 from tests.envs.helpers import StillEngine, data_of, random_actions, started, turn
 
 TURN_X = turn(math.pi / 2, 0)  # y -> z, z -> -y

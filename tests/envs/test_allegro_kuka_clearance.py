@@ -6,9 +6,9 @@ import pytest
 import torch
 
 import envs
+from envs.clearance import Clearance
 from envs.models import allegro_kuka_scene as scene
 from envs.tasks import allegro_kuka as task
-from envs.tasks.clearance import Clearance
 from tests.envs.test_allegro_kuka import make_still  # noqa: F401, the fixture
 
 OVERLAP = 1e-3  # m
