@@ -20,11 +20,20 @@ def full_precision():
         matmul.allow_tf32 = allowed
 
 
+def is_constant(value):
+    """Whether `value` is a tensor that `VectorEnv.constant` created."""
+    return isinstance(value, torch.Tensor) and getattr(value, "is_constant", False)
+
+
 class VectorEnv:
     """N copies of one task, stepped together, with same-step autoreset.
 
     A task sets `num_obs`, `num_actions` and `max_episode_steps` and implements the methods below the line.
     Shape letters: N num_envs, D num_obs, U num_actions. Every tensor lives on `device`.
+
+    Every tensor among the attributes is part of the state that checkpoints save and restore, and so is every attribute
+    that has a `state_dict`, such as the engine. Only what `constant` creates is not: a resumed run uses the values that
+    the code has by then. Numbers, lists and dicts are not saved.
     """
 
     num_obs: int
@@ -106,16 +115,15 @@ class VectorEnv:
         self.episode_return.masked_fill_(mask, 0.0)
 
     def state_dict(self):
-        """Everything needed to continue exactly: the tensors among the attributes, the random generator, and the
-        state_dict of every attribute that has one, such as the engine."""
-        state = {name: getattr(self, name).clone() for name in self._tensor_names()}
+        """Everything needed to continue exactly: the tensors among the attributes that are not constants, the random
+        generator, and the state_dict of every attribute that has one."""
+        state = {name: value.clone() for name, value in self._state_tensors().items()}
         state["generator"] = self.generator.get_state()
         return {**state, **{name: part.state_dict() for name, part in self._parts().items()}}
 
     def load_state_dict(self, state):
         """Restore in place what `state_dict` returned, except for a generator of another kind of device."""
-        for name in self._tensor_names():
-            own = getattr(self, name)
+        for name, own in self._state_tensors().items():
             if state[name].shape != own.shape:
                 raise ValueError(f"{name} has shape {tuple(state[name].shape)}, must be {tuple(own.shape)}")
             own.copy_(state[name])
@@ -124,8 +132,15 @@ class VectorEnv:
         for name, part in self._parts().items():
             part.load_state_dict(state[name])
 
-    def _tensor_names(self):
-        return sorted(name for name, value in vars(self).items() if isinstance(value, torch.Tensor))
+    def __setattr__(self, name, value):
+        """Refuse to replace a constant by a tensor that changes: it would not be restored."""
+        if is_constant(vars(self).get(name)) and not is_constant(value):
+            raise AttributeError(f"{name} is a constant; create what changes with zeros() or tensor()")
+        super().__setattr__(name, value)
+
+    def _state_tensors(self):
+        tensors = {name: value for name, value in sorted(vars(self).items()) if isinstance(value, torch.Tensor)}
+        return {name: value for name, value in tensors.items() if not is_constant(value)}
 
     def _parts(self):
         return {name: value for name, value in vars(self).items() if hasattr(value, "state_dict")}
@@ -142,6 +157,12 @@ class VectorEnv:
     def tensor(self, values):
         """`values` as a float32 tensor on the environment's device."""
         return torch.as_tensor(values, dtype=torch.float32, device=self.device)
+
+    def constant(self, values, dtype=torch.float32):
+        """`values` as a tensor that never changes, such as joint limits, and that is therefore not saved."""
+        constant = torch.as_tensor(values, dtype=dtype, device=self.device).clone()  # `values` may be state
+        constant.is_constant = True
+        return constant
 
     def zeros(self, *shape, dtype=torch.float32):
         """Zeros of shape (N, *shape) on the environment's device."""

@@ -3,6 +3,7 @@
 import sys
 
 import envs  # before torch: Isaac Gym must be imported first
+from envs.base import is_constant
 
 import torch
 
@@ -10,6 +11,7 @@ import torch
 def check_env(env, num_steps):
     """Play random actions; AssertionError says what is wrong. Returns rewards (num_steps, N), number of episodes."""
     rewards, finished = [], 0
+    constants = {name: value.clone() for name, value in vars(env).items() if is_constant(value)}
     check_tensor("the observation of reset()", env.reset(), env, env.num_obs)
     for action in random_actions(env, num_steps):
         given = action.clone()
@@ -26,6 +28,8 @@ def check_env(env, num_steps):
         assert torch.equal(obs[~ended], info["final_obs"][~ended]), "final_obs differs from obs in a running episode"
         rewards.append(reward.clone())
         finished += episode["done"].sum().item()
+    for name, value in constants.items():
+        assert torch.equal(getattr(env, name), value), f"{name} changes, but is a constant, which is not saved"
     return torch.stack(rewards), finished
 
 
@@ -39,6 +43,13 @@ def check_state(env):
     env.load_state_dict(state)
     same = all(torch.equal(env.step(action)[0], obs) for action, obs in zip(actions, first))
     assert same, "state_dict() is not all of the state: keep it in attributes that are tensors or have a state_dict()"
+
+
+def may_be_constants(env):
+    """Names of tensors that checkpoints hold although they are neither one number nor a row for each environment."""
+    tensors = {name: value for name, value in env.state_dict().items() if isinstance(value, torch.Tensor)}
+    del tensors["generator"]
+    return [name for name, value in tensors.items() if value.ndim > 0 and len(value) != env.num_envs]
 
 
 def random_actions(env, num_steps):
@@ -61,5 +72,7 @@ if __name__ == "__main__":
     env = envs.make(sys.argv[1], 16)
     if isinstance(env, envs.VectorEnv) and env.resumes_exactly:
         check_state(env)
+        for name in may_be_constants(env):
+            print(f"{name} is saved in checkpoints. If it never changes, create it with constant(), which is not saved.")
     rewards, finished = check_env(env, 1_000)
     print(f"{sys.argv[1]}: keeps the contract, {finished} episodes, reward {rewards.mean():.3g} ± {rewards.std():.3g}")

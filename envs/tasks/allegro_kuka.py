@@ -161,23 +161,29 @@ class AllegroKukaBase(VectorEnv):
         self.clearance = Clearance(models[0]().compile(), self.num_joints, self.device)
 
         def per_robot(values):
-            return self.tensor(np.concatenate([values] * self.num_robots))
+            return self.constant(np.concatenate([values] * self.num_robots))
 
         self.joint_default = per_robot(self.layout.pose)
-        self.joint_lower, self.joint_upper = per_robot(scene.JOINT_LOWER), per_robot(scene.JOINT_UPPER)
-        self.palm_offset, self.fingertip_offsets = self.tensor(scene.PALM_OFFSET), per_robot(scene.FINGERTIP_OFFSETS)
-        self.object_start, self.start_range = self.tensor(scene.OBJECT_START), self.tensor(START_RANGE)
+        self.joint_lower = per_robot(scene.JOINT_LOWER)
+        self.joint_upper = per_robot(scene.JOINT_UPPER)
+        lead = [scene.ARM_LEAD] * NUM_ARM + [np.inf] * (JOINTS_PER_ROBOT - NUM_ARM)
+        self.lead = per_robot(lead)  # rad, how far a drive may aim beyond its joint's angle
+        self.palm_offset = self.constant(scene.PALM_OFFSET)
+        self.fingertip_offsets = per_robot(scene.FINGERTIP_OFFSETS)
+        self.object_start = self.constant(scene.OBJECT_START)
+        self.start_range = self.constant(START_RANGE)
         width, depth = (size / 2.0 - TABLE_MARGIN for size in self.layout.table_size[:2])
-        self.table_range = self.tensor((width - self.start_side, depth, START_RANGE[2]))
-        self.goal_low, self.goal_high = map(self.tensor, self.goal_box)
-        self.object_scale = self.tensor(scales[np.arange(num_envs) % len(scales)])  # (N, 3), fixed
-        self.object_size = scene.OBJECT_BASE_SIZE * self.object_scale  # (N, 3), edges, m
+        self.table_range = self.constant((width - self.start_side, depth, START_RANGE[2]))
+        goal_low, goal_high = self.goal_box
+        self.goal_low = self.constant(goal_low)
+        self.goal_high = self.constant(goal_high)
+        self.object_scale = self.constant(scales[np.arange(num_envs) % len(scales)])  # (N, 3)
+        self.object_size = self.constant(scene.OBJECT_BASE_SIZE * self.object_scale)  # (N, 3), edges, m
         keypoint_box = KEYPOINT_SCALE * self.object_size / 2.0
-        self.keypoint_offsets = self.tensor(self.keypoint_pattern) * keypoint_box[:, None]  # (N, K, 3), object's frame
+        keypoints = self.tensor(self.keypoint_pattern) * keypoint_box[:, None]
+        self.keypoint_offsets = self.constant(keypoints)  # (N, K, 3), object's frame
 
         self.target = self.zeros(self.num_joints)  # rad
-        lead = [scene.ARM_LEAD] * NUM_ARM + [np.inf] * (JOINTS_PER_ROBOT - NUM_ARM)
-        self.lead = self.tensor(lead * self.num_robots)  # rad, how far a drive may aim beyond its joint's angle
         self.push_force = self.zeros(3)  # N, object's frame
         self.push_probability = self.zeros()
         self.goal = self.zeros(7)  # position, quaternion

@@ -67,7 +67,7 @@ class HeldStarts:
         self.kind = self.zeros(dtype=torch.long).fill_(ORIGINAL)  # of the start that the goal began with
         self.solved_share = torch.full((len(KINDS),), 0.5, device=self.device)  # of the recent goals of each kind
         hand_step = [HAND_STEP] * (JOINTS_PER_ROBOT - NUM_ARM)
-        self.target_step = self.tensor([ARM_SPEED * scene.CONTROL_PERIOD] * NUM_ARM + hand_step)  # rad
+        self.target_step = self.constant([ARM_SPEED * scene.CONTROL_PERIOD] * NUM_ARM + hand_step)  # rad
 
     def reset(self):
         super().reset()

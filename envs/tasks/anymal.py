@@ -60,11 +60,11 @@ class Anymal(VectorEnv):
             max_contacts=MAX_CONTACTS, max_constraints=MAX_CONSTRAINTS,
         )  # fmt: skip
 
-        self.joint_default = self.tensor(robot.DEFAULT_POSE)
-        self.base_start = self.tensor([0.0, 0.0, robot.START_HEIGHT, 1.0, 0.0, 0.0, 0.0])
-        self.down = self.tensor([0.0, 0.0, -1.0])
-        self.command_range = self.tensor(COMMAND_RANGE)
-        self.command_scale = self.tensor([LINEAR_SCALE, LINEAR_SCALE, ANGULAR_SCALE])
+        self.joint_default = self.constant(robot.DEFAULT_POSE)
+        self.base_start = self.constant([0.0, 0.0, robot.START_HEIGHT, 1.0, 0.0, 0.0, 0.0])
+        self.down = self.constant([0.0, 0.0, -1.0])
+        self.command_range = self.constant(COMMAND_RANGE)
+        self.command_scale = self.constant([LINEAR_SCALE, LINEAR_SCALE, ANGULAR_SCALE])
         self.command = self.zeros(3)
         self.action = self.zeros(NUM_JOINTS)  # the last one
         self.nan_worlds = torch.tensor(0, device=self.device)  # how often a world broke so far

@@ -112,9 +112,10 @@ class FrankaCubeBase(VectorEnv):
             franka.ARM_EFFORT, franka.ARM_SPEED, franka.CONTROL_PERIOD, franka.DEFAULT_POSE[:NUM_ARM],
             STIFFNESS, REST_STIFFNESS, self.device,
         )  # fmt: skip
-        self.joint_default = self.tensor(franka.DEFAULT_POSE)
-        self.joint_lower, self.joint_upper = self.tensor(franka.JOINT_LOWER), self.tensor(franka.JOINT_UPPER)
-        self.action_scale = self.tensor(ACTION_SCALE)
+        self.joint_default = self.constant(franka.DEFAULT_POSE)
+        self.joint_lower = self.constant(franka.JOINT_LOWER)
+        self.joint_upper = self.constant(franka.JOINT_UPPER)
+        self.action_scale = self.constant(ACTION_SCALE)
         self.success = self.zeros()  # in the last step
         self.finished_success = self.zeros()  # of the last finished episode
         self.term_sums = self.zeros(len(self.terms))  # of the reward's terms over the episode

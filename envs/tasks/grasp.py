@@ -37,8 +37,8 @@ class Grasp(VectorEnv):
         self.held, self.lifted = self.zeros(dtype=torch.bool), self.zeros(dtype=torch.bool)
         self.nearest_hand, self.nearest_goal = self.zeros(), self.zeros()  # records; inf: none yet
         self.successes = self.zeros()
-        self.posture = self.tensor(POSTURE)
-        self.lowest = self.tensor([-ARENA, -ARENA, 0.0])
+        self.posture = self.constant(POSTURE)
+        self.lowest = self.constant([-ARENA, -ARENA, 0.0])
 
     def reset_where(self, mask):
         row, height = mask[:, None], torch.full_like(self.hand[:, :1], START_HEIGHT)

@@ -93,10 +93,13 @@ class InHandBase(VectorEnv):
             max_contacts=MAX_CONTACTS, max_constraints=MAX_CONSTRAINTS,
         )  # fmt: skip
 
-        self.lower, self.upper = self.tensor(self.joint_lower), self.tensor(self.joint_upper)
-        self.start, self.goal_pos = self.tensor(self.cube_start), self.tensor(self.goal_position)
+        self.lower = self.constant(self.joint_lower)
+        self.upper = self.constant(self.joint_upper)
+        self.start = self.constant(self.cube_start)
+        self.goal_pos = self.constant(self.goal_position)
         actuated = list(self.actuated)
-        self.target_lower, self.target_upper = self.lower[actuated], self.upper[actuated]
+        self.target_lower = self.constant(self.lower[actuated])
+        self.target_upper = self.constant(self.upper[actuated])
 
         self.goal = self.zeros(4)  # quaternion
         self.last_action = self.zeros(self.num_actions)

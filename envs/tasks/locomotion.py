@@ -49,10 +49,11 @@ class LocomotionBase(VectorEnv):
             max_contacts=MAX_CONTACTS, max_constraints=MAX_CONSTRAINTS,
         )  # fmt: skip
 
-        self.joint_default = self.tensor(self.robot.DEFAULT_POSE)
-        self.joint_lower, self.joint_upper = self.tensor(self.robot.JOINT_LOWER), self.tensor(self.robot.JOINT_UPPER)
-        self.gear = self.tensor(self.robot.GEAR)  # N m
-        self.root_start = self.tensor([0.0, 0.0, self.robot.START_HEIGHT, 1.0, 0.0, 0.0, 0.0])
+        self.joint_default = self.constant(self.robot.DEFAULT_POSE)
+        self.joint_lower = self.constant(self.robot.JOINT_LOWER)
+        self.joint_upper = self.constant(self.robot.JOINT_UPPER)
+        self.gear = self.constant(self.robot.GEAR)  # N m
+        self.root_start = self.constant([0.0, 0.0, self.robot.START_HEIGHT, 1.0, 0.0, 0.0, 0.0])
         self.action = self.zeros(self.num_actions)
         # m; float64, because its change per step is 10^-7 of its value
         self.distance = self.zeros(dtype=torch.float64)

@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import envs
 from envs.base import VectorEnv
 from envs.check import check_env, check_state
+from envs.models import allegro_kuka_scene
 from tests.conftest import DRIFT, Drift
 from tests.envs.helpers import random_actions, started
 
@@ -256,9 +257,11 @@ def test_seeds(env_id):
         assert_same(step, twin.step(action))
 
 
+@pytest.mark.parametrize("training", [False, True])
 @every_env
-def test_state_dict_continues_exactly(env_id):
-    env = started(env_id, 4)
+def test_state_dict_continues_exactly(env_id, training):
+    env = envs.make(env_id, 4, training=training)
+    env.reset()
     moves = random_actions(env, 30)
     for action in moves[:10]:
         env.step(action)
@@ -266,13 +269,42 @@ def test_state_dict_continues_exactly(env_id):
     file = io.BytesIO()
     torch.save(env.state_dict(), file)
     uninterrupted = [env.step(action) for action in moves[10:]]
-    other = started(env_id, 4, seed=2)
+    other = envs.make(env_id, 4, seed=2, training=training)
+    other.reset()
     other.step(moves[0])
     file.seek(0)
     other.load_state_dict(torch.load(file, weights_only=True))
     for action, step in zip(moves[10:], uninterrupted):
         assert_same(step, other.step(action))
-    assert any(step[4]["episode"]["done"][1] for step in uninterrupted)
+    assert any((step[2] | step[3])[1] for step in uninterrupted)
+
+
+def test_an_edited_constant_survives_a_resume_and_the_state_is_restored(monkeypatch):
+    first = started("AllegroKukaRegrasping", 2)
+    limit = first.joint_upper.clone()
+    by_an_older_commit = {**first.state_dict(), "joint_upper": limit}
+    monkeypatch.setattr(allegro_kuka_scene, "JOINT_UPPER", 0.9 * allegro_kuka_scene.JOINT_UPPER)
+    for state in (first.state_dict(), by_an_older_commit):
+        second = started("AllegroKukaRegrasping", 2, seed=2)
+        second.load_state_dict(state)
+        torch.testing.assert_close(second.joint_upper, 0.9 * limit)
+        assert torch.equal(second.target, first.target)
+        assert torch.equal(second.engine.qpos, first.engine.qpos)
+    assert "joint_upper" not in first.state_dict()
+
+
+def test_a_constant_is_a_copy_and_no_state_takes_its_name():
+    env = started(DRIFT, 2)
+    env.start = env.constant(env.position)
+    start = env.start.clone()
+    env.position += 1.0
+    assert torch.equal(env.start, start)
+    assert "position" in env.state_dict()
+    assert "start" not in env.state_dict()
+    with pytest.raises(AttributeError, match="^start is a constant"):
+        env.start = env.start + 1.0
+    env.start = env.constant([1, 2], dtype=torch.long)
+    assert env.start.tolist() == [1, 2]
 
 
 def test_a_state_from_another_kind_of_device_or_of_another_size():
@@ -313,6 +345,7 @@ class Broken(Drift):
     def __init__(self, mistake):
         super().__init__(8, "cpu", 1)
         self.mistake, self.hidden = mistake, [0.0]
+        self.scale = self.constant(1.0)
 
     def step(self, action):
         if self.mistake == "action":
@@ -330,6 +363,8 @@ class Broken(Drift):
     def advance(self, action):
         reward, failed, late = super().advance(action)
         self.hidden[0] += 1.0
+        if self.mistake == "constant":
+            self.scale *= 0.5
         return reward / 0.0 if self.mistake == "infinite" else reward, failed, late
 
     def observe(self):
@@ -341,6 +376,7 @@ class Broken(Drift):
     ("action", "changes the action"), ("done", "running episode"), ("final", "final_obs differs"),
     ("both", "both terminated and truncated"), ("double", "observation of reset.. is .torch.float64"),
     ("infinite", "not finite"), ("reset", "final_obs differs"), ("state", "not all of the"),
+    ("constant", "scale changes, but is a constant"),
 ])  # fmt: skip
 def test_a_mistake_is_found(mistake, message):
     env = Broken(mistake)
@@ -353,6 +389,15 @@ def test_the_command(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["check", DRIFT])
     runpy.run_module("envs.check", run_name="__main__")
     assert capsys.readouterr().out.startswith(f"{DRIFT}: keeps the contract, ")
+    begin = Drift.__init__
+
+    def with_a_table(self, *args):
+        begin(self, *args)
+        self.table = self.tensor([1.0, 2.0])
+
+    monkeypatch.setattr(Drift, "__init__", with_a_table)
+    runpy.run_module("envs.check", run_name="__main__")
+    assert capsys.readouterr().out.startswith("table is saved in checkpoints. If it never changes, ")
     monkeypatch.setattr(sys, "argv", ["check", "nowhere:Task"])
     with pytest.raises(SystemExit, match="^nowhere:Task: no module named nowhere; must be in the working directory"):
         runpy.run_module("envs.check", run_name="__main__")
