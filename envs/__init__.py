@@ -15,6 +15,9 @@ from envs.imports import import_module
 TASKS = {
     "AllegroHand": "envs.tasks.in_hand:AllegroHand",
     "AllegroKukaRegrasping": "envs.tasks.allegro_kuka:AllegroKukaRegrasping",
+    "AllegroKukaRegraspingRelativeTargets": (
+        "envs.tasks.allegro_kuka_relative_targets:AllegroKukaRegraspingRelativeTargets"
+    ),
     "AllegroKukaReorientation": "envs.tasks.allegro_kuka:AllegroKukaReorientation",
     "AllegroKukaThrow": "envs.tasks.allegro_kuka:AllegroKukaThrow",
     **{name: f"envs.tasks.allegro_kuka_held_starts:{name}" for name in (

@@ -9,17 +9,9 @@ import torch
 
 from envs.models import allegro_kuka_scene as scene
 from envs.rotations import rotate
-from envs.tasks.allegro_kuka import (
-    ARM_SPEED,
-    JOINTS_PER_ROBOT,
-    NUM_ARM,
-    OBJECT,
-    AllegroKukaRegrasping,
-    AllegroKukaReorientation,
-    half_height,
-)
+from envs.tasks.allegro_kuka import NUM_ARM, OBJECT, AllegroKukaRegrasping, AllegroKukaReorientation, half_height
+from envs.tasks.allegro_kuka_relative_targets import RelativeHandTargets
 
-HAND_STEP = 0.1  # rad per control step at an action of 1, where the hand's targets are relative
 DROPPED = 0.2  # m that all fingertips are farther from the object than at best: beyond it a training episode ends
 
 # Joint angles (rad) of a grasp of a 5 cm cube with thumb and fingers, and of the arm that lifts it off the table.
@@ -59,15 +51,12 @@ class HeldStarts:
 
     def __init__(self, num_envs, device, seed, engine="mujoco"):
         super().__init__(num_envs, device, seed, engine)
-        self.num_obs += self.num_joints
         self.held_qpos = self.zeros(ORIGINAL, BANK_SIZE, self.engine.qpos.shape[1])
         self.held_target = self.zeros(ORIGINAL, BANK_SIZE, self.num_joints)
         self.held_count = self.zeros(ORIGINAL, dtype=torch.long)
         self.searched = False
         self.kind = self.zeros(dtype=torch.long).fill_(ORIGINAL)  # of the start that the goal began with
         self.solved_share = torch.full((len(KINDS),), 0.5, device=self.device)  # of the recent goals of each kind
-        hand_step = [HAND_STEP] * (JOINTS_PER_ROBOT - NUM_ARM)
-        self.target_step = self.constant([ARM_SPEED * scene.CONTROL_PERIOD] * NUM_ARM + hand_step)  # rad
 
     def reset(self):
         super().reset()
@@ -83,18 +72,6 @@ class HeldStarts:
                 self.find_held_states()
                 self.engine.load_state_dict(before)
         return super().advance(action)
-
-    def observe(self):
-        """The original's and how far the target of each joint is ahead of its angle (N, J) rad.
-
-        Without it only a policy with memory can tell how far the arm will go on by itself.
-        """
-        ahead = self.target - self.engine.qpos[:, : self.num_joints]
-        return torch.cat([super().observe(), ahead], 1)
-
-    def next_target(self, action):
-        """The hand's are relative to its last ones too: an action of 0 keeps it shut."""
-        return (self.target + self.target_step * action).clamp(self.joint_lower, self.joint_upper)
 
     def set_goal(self, mask):
         reached = self.near_steps >= self.success_steps
@@ -283,9 +260,9 @@ class HeldStarts:
         return (self.engine.body_pos[:, OBJECT] - self.palm_centre()).norm(dim=1)
 
 
-class AllegroKukaRegraspingHeldStarts(HeldStarts, AllegroKukaRegrasping):
-    """AllegroKukaRegrasping with held starts."""
+class AllegroKukaRegraspingHeldStarts(HeldStarts, RelativeHandTargets, AllegroKukaRegrasping):
+    """AllegroKukaRegrasping with held starts and relative hand targets."""
 
 
-class AllegroKukaReorientationHeldStarts(HeldStarts, AllegroKukaReorientation):
-    """AllegroKukaReorientation with held starts."""
+class AllegroKukaReorientationHeldStarts(HeldStarts, RelativeHandTargets, AllegroKukaReorientation):
+    """AllegroKukaReorientation with held starts and relative hand targets."""

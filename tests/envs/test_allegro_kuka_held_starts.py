@@ -188,10 +188,3 @@ def test_a_resumed_run_goes_on_exactly(capsys):
         for a, b in zip(first.step(action)[:4], second.step(action)[:4]):
             assert torch.equal(a, b)
     assert 0 < (first.kind < ORIGINAL).sum() < 24 and capsys.readouterr().out == ""
-
-
-def test_targets_of_the_hand_are_relative():
-    env, _ = make(HIGH)
-    assert torch.equal(env.next_target(torch.zeros(24, 23)), env.target)
-    expected = (env.target - torch.tensor([5.0 * 0.01667] * 7 + [0.05] * 16)).clamp(env.joint_lower, env.joint_upper)
-    torch.testing.assert_close(env.next_target(torch.full((24, 23), -0.5)), expected)
