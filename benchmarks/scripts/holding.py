@@ -21,7 +21,7 @@ import torch
 import evaluate
 from envs.rotations import conjugate, rotate
 from envs.tasks.allegro_kuka import LIFT_OFFSET, LIFT_THRESHOLD, NEAR_FACTOR, OBJECT, AllegroKukaBase
-from envs.tasks.allegro_kuka_held_starts import KIND_NAMES, ORIGINAL, HeldStarts
+from envs.tasks.allegro_kuka_held_starts import STARTS, HeldStarts
 
 REACH = 0.02  # m
 HELD_SECONDS = 0.5
@@ -40,8 +40,8 @@ def begin(env, start):
         return env.reset(), torch.ones(env.num_envs, dtype=torch.bool)
     env.find_held_states()
     env.reset()
-    kind = KIND_NAMES.index(start)
-    has_some = env.held_count[:, kind] > 0
+    kind = [each.name for each in STARTS].index(start)
+    has_some = env.held_states.has(start)
     env.begin_with(has_some, torch.full_like(env.kind, kind))
     return env.observe(), has_some
 
@@ -86,7 +86,7 @@ def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", help="a run's folder or a policy's")
     parser.add_argument("--episodes", type=int, default=256)
-    parser.add_argument("--start", choices=KIND_NAMES[: ORIGINAL + 1], default="original")
+    parser.add_argument("--start", choices=[start.name for start in STARTS if start.first], default="original")
     parser.add_argument("--seed", type=int, default=1_000_000)
     args = parser.parse_args(argv)
     saved, script = evaluate.load(args.run)

@@ -6,12 +6,12 @@ import pytest
 
 from envs.models import allegro_kuka as robot
 from envs.models import allegro_kuka_scene as scene
-from envs.tasks import allegro_kuka_held_starts as held_starts
+from envs.tasks import allegro_kuka_grasp_search as grasp_search
 from tests.envs.helpers import touching
 
 # Joint targets (rad) for a 5 cm cube in the middle of the table, found by inverse kinematics; the shut hand was then
 # tuned by random search to keep the cube under pushes, and its targets moved on for weaker drives.
-ARM_LOW, ARM_HIGH, HAND_OPEN = map(list, (held_starts.ARM_LOW, held_starts.ARM_HIGH, held_starts.HAND_OPEN))
+ARM_LOW, ARM_HIGH, HAND_OPEN = map(list, (grasp_search.ARM_LOW, grasp_search.ARM_HIGH, grasp_search.HAND_OPEN))
 HAND_SHUT = [-0.077, 1.03, 0.759, 0.789, -0.002, 1.09, 0.78, 0.45, 0, 0.3, 0.3, 0.3, 1.57, -0.17, 0.467, -0.271]
 START = np.clip(scene.DEFAULT_POSE, scene.JOINT_LOWER, scene.JOINT_UPPER)
 # (seconds, targets at the end). The drives are underdamped (natural period of the arm 2 s): each move takes a while.

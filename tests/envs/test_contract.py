@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import envs
 from envs.base import VectorEnv
-from envs.check import check_env, check_state
+from envs.check import check_env, check_state, may_be_constants
 from envs.models import allegro_kuka_scene
 from tests.conftest import DRIFT, Drift
 from tests.envs.helpers import random_actions, started
@@ -277,6 +277,12 @@ def test_state_dict_continues_exactly(env_id, training):
     for action, step in zip(moves[10:], uninterrupted):
         assert_same(step, other.step(action))
     assert any((step[2] | step[3])[1] for step in uninterrupted)
+
+
+@every_env
+def test_what_is_saved_belongs_to_environments(env_id):
+    """Else it is one number, such as a curriculum's. Tables, such as joint limits, are constants."""
+    assert may_be_constants(started(env_id, 5)) == []
 
 
 def test_an_edited_constant_survives_a_resume_and_the_state_is_restored(monkeypatch):
