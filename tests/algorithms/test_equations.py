@@ -233,7 +233,8 @@ def test_sapg_eq_6_epo_eq_8_one_step_target(script):
             assert off["values"][t, k] == (i + 1) * s[t][e]  # in the critic's units
             assert off["advantages"][t, k] == pytest.approx(target - value)  # the papers give no formula: the same step
             assert off["mu"][t, k] == pytest.approx(mu)
-            assert off["means"][t, k].item() == (i + 5) * s[t][e] and off["logstds"][0, k].item() == i + 0.5
+            assert off["means"][t, k].item() == (i + 5) * s[t][e]
+            assert off["logstds"][0, k].item() == i + 0.5
 
 
 def off_policy_case():
@@ -380,7 +381,8 @@ def test_cpo_eq_2_4_leader(train):
 
     j is drawn anew each iteration, and all of its data is taken. cpo.py: sample_offpolicy_columns; main(), pg_loss.
     """
-    assert cpo.Args.aggregation == "one-follower" and not cpo.Args.off_policy_mu
+    assert cpo.Args.aggregation == "one-follower"
+    assert not cpo.Args.off_policy_mu
     run = play(train, cpo, f"{CPO_ONE_BATCH} --total-timesteps 480")
     eps, drawn = run.args.clip_coef, []
 
@@ -518,7 +520,8 @@ def test_the_discriminator_goes_on_learning_at_the_rate_that_training_begins_wit
     moved = torch.cat([(q - p).abs().flatten() for p, q in zip(first, second)])
     assert torch.allclose(moved, torch.tensor(0.01), rtol=1e-3)
     later = torch.cat([(q - p).abs().flatten() for p, q in zip(second, third)])
-    assert (later < 0.01001).all() and (later < 0.009).any()
+    assert (later < 0.01001).all()
+    assert (later < 0.009).any()
 
 
 @pytest.mark.parametrize("target", ["--critic-n-step 3", "--critic-n-step 0"], ids=["3-step", "gae"])
@@ -712,8 +715,11 @@ def test_epo_algorithm_1_lines_12_to_19_next_generation(leader, x):
     X = ranked[:x]  # 13
     Y = {k: phi[k] for k in X}
     for child, i, j in run.lineage:
-        assert len(Y) < K - 1 and child not in Y  # 14
-        assert i in X and j in X and i != j
+        assert len(Y) < K - 1
+        assert child not in Y  # 14
+        assert i in X
+        assert j in X
+        assert i != j
         Y[child] = [0.5 * (a + b) for a, b in zip(phi[i], phi[j])]  # 15; 16 is the next test's; 17
     assert len(Y) == K - 1
     Y[0] = phi[0]
@@ -739,7 +745,8 @@ def test_epo_algorithm_1_line_16_mutation():
     children = [child for child, _, _ in crossed.lineage]
     noise = mutated.after[children] - crossed.after[children]
     assert (noise != 0).float().mean() > 0.99
-    assert abs(noise.mean()) < 0.01 and abs(noise.std() - 0.1) < 0.01
+    assert abs(noise.mean()) < 0.01
+    assert abs(noise.std() - 0.1) < 0.01
     assert torch.allclose(doubled.after[children] - crossed.after[children], 2 * noise, atol=1e-5)
     assert abs(torch.corrcoef(noise)[0, 1]) < 0.15  # each child has its own
 

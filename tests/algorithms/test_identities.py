@@ -70,7 +70,8 @@ def test_one_agent_without_latent_is_ppo(train, task, network):
 def test_without_its_own_terms_it_is_sapg(train, task, flags, network, script, without, aggregation):
     flags = f"{task} {flags} {network} {aggregation}"
     parent, child = train(sapg, flags), train(script, f"{flags} {without}")
-    assert same(parent, child) and log_alike(parent, child)
+    assert same(parent, child)
+    assert log_alike(parent, child)
 
 
 def test_imitation_takes_no_further_gradient_steps_and_no_more_memory_with_more_agents(train, monkeypatch):
@@ -84,7 +85,8 @@ def test_imitation_takes_no_further_gradient_steps_and_no_more_memory_with_more_
         assert all(minibatch.awac for minibatch in imitating.minibatches)
         steps.append((len(imitating.minibatches), len(train(sapg, flags).minibatches)))
         widest[num_agents] = max(sizes)
-    assert steps == [(12, 12)] * 2 and widest[12] <= widest[4]
+    assert steps == [(12, 12)] * 2
+    assert widest[12] <= widest[4]
 
 
 @every_population
@@ -157,7 +159,8 @@ def test_every_epoch_has_an_order_of_its_own(train, script):
         for epoch in range(2):
             own = run.minibatches[6 * iteration + 3 * epoch :][:3]
             orders.append([column for mb in own for column in acting_column(run, mb, iteration, 9).tolist()])
-        assert sorted(orders[0]) == sorted(orders[1]) and orders[0] != orders[1]
+        assert sorted(orders[0]) == sorted(orders[1])
+        assert orders[0] != orders[1]
 
 
 def test_every_epoch_imitates_each_row_once_in_an_order_of_its_own(train):
@@ -171,7 +174,8 @@ def test_every_epoch_imitates_each_row_once_in_an_order_of_its_own(train):
             columns = acting_column(run, minibatch.awac, epoch // 2, 9).tolist()
             order += zip(columns, minibatch.awac.agent_ids[0].tolist())
             assert len(columns) == 9
-        assert sorted(order) == sorted(rows) and order != rows
+        assert sorted(order) == sorted(rows)
+        assert order != rows
         orders.append(order)
     assert all(orders[i] != orders[j] for i in range(6) for j in range(i))
 
@@ -190,7 +194,8 @@ def test_an_lstm_without_off_policy_columns(train, script, flags, monkeypatch):
 
     monkeypatch.setattr(torch.nn.LSTM, "forward", refuse_empty)
     run = train(script, f"{TINY_POPULATION} --lstm --diagnostics-interval 1 {flags}")
-    assert len(run.minibatches) == 12 and all(len(columns) == 0 for columns, _ in run.sampled)
+    assert len(run.minibatches) == 12
+    assert all(len(columns) == 0 for columns, _ in run.sampled)
 
 
 def moments(rows):
@@ -233,7 +238,8 @@ def test_actions_are_drawn_as_normal_draws_them(script):
     torch.manual_seed(1)
     action, logprob, policy, _, _ = agent.get_action_and_value(obs, *ids, dones, state)
     torch.manual_seed(1)
-    assert torch.equal(action, policy.sample()) and torch.allclose(logprob, policy.log_prob(action).sum(-1))
+    assert torch.equal(action, policy.sample())
+    assert torch.allclose(logprob, policy.log_prob(action).sum(-1))
 
 
 def test_latents_train_on_after_generations_in_a_run(train):
@@ -265,4 +271,5 @@ def test_a_generation_changes_nothing_but_latents(train, monkeypatch):
     run = train(epo, f"{TINY_POPULATION} --ga-threshold 0 --num-elites 2 --learning-rate 1e-12 --kl-threshold 0")
     before, after = run.minibatches[0].params, dict(run.agent.named_parameters())
     changed = {name for name in before if not torch.allclose(before[name], after[name], atol=1e-6)}
-    assert run.generations and changed == {"latents"}
+    assert run.generations
+    assert changed == {"latents"}

@@ -78,7 +78,9 @@ def test_bf16_rounds_what_has_gradients_and_nothing_else(script, network):
         outputs[gradients, flag] = torch.stack([logprob, *policy.mean.unbind(-1), value])  # of one type
     assert torch.equal(outputs[False, "--bf16"], outputs[False, "--no-bf16"])
     error = (outputs[True, "--bf16"] - outputs[True, "--no-bf16"]).abs().amax((1, 2))
-    assert outputs[True, "--bf16"].dtype == torch.float32 and (error > 1e-5).all() and (error < 2e-2).all()
+    assert outputs[True, "--bf16"].dtype == torch.float32
+    assert (error > 1e-5).all()
+    assert (error < 2e-2).all()
 
 
 # ---------------------------------------------------------------- action noise

@@ -97,7 +97,8 @@ def test_losses_are_means_over_rows_and_gradient_steps(train, script):
         }
         last_epoch = steps[-args.num_minibatches :]
         expected["losses/approx_kl"] = mean(mean(kl_to_old_policy(row) for row in rows) for rows in last_epoch)
-        assert 0 < expected["losses/clipfrac"] < 1 and expected["losses/bounds_loss"] > 0
+        assert 0 < expected["losses/clipfrac"] < 1
+        assert expected["losses/bounds_loss"] > 0
         assert_logged(log, expected)
 
 
@@ -311,7 +312,8 @@ def test_evolution_both_sides_of_eq_3_and_what_came_of_it(train):
         assert_logged(log, {"evolution/fired": bool(lineage), "evolution/replaced": len(lineage)})
         assert_logged(log, {"evolution/generation": generation})
         assert len(lineage) in (0, 3)
-    assert met == {(False, False), (True, False), (True, True)} and leads
+    assert met == {(False, False), (True, False), (True, True)}
+    assert leads
 
 
 def test_evolution_what_becomes_of_the_children(train):
@@ -328,4 +330,5 @@ def test_evolution_what_becomes_of_the_children(train):
         children, _, parents = np.array(judged).reshape(-1, 3).T
         if len(judged) > 2 and children.std() * parents.std() > 0:
             assert_logged(log, {"evolution/heritability": np.corrcoef(children, parents)[0, 1]})
-    assert len(judged) > 5 and 0 < success < 1
+    assert len(judged) > 5
+    assert 0 < success < 1

@@ -26,13 +26,15 @@ def test_what_a_network_begins_with(script, network):
     assert len(layers) == (8 if args.separate_critic else 5)
     for layer in layers:
         most = 1 / math.sqrt(layer.in_features)  # uniform within
-        assert 0.8 * most < layer.weight.abs().max() <= most and (layer.bias == 0).all()
+        assert 0.8 * most < layer.weight.abs().max() <= most
+        assert (layer.bias == 0).all()
     assert (agent.actor_logstd.exp() == 1).all()
     args.init_std = 0.4
     torch.testing.assert_close(script.Agent(3, 2, args).actor_logstd.exp(), torch.full_like(agent.actor_logstd, 0.4))
     if script is not ppo:
         assert agent.latents.shape == (4, 1000)
-        assert abs(agent.latents.mean()) < 0.08 and abs(agent.latents.std() - 1) < 0.06  # 5 standard deviations
+        assert abs(agent.latents.mean()) < 0.08
+        assert abs(agent.latents.std() - 1) < 0.06  # 5 standard deviations
         assert 0.645 < (agent.latents.abs() < 1).float().mean() < 0.72  # 0.683; of a uniform distribution 0.577
         assert abs(torch.corrcoef(agent.latents)[0, 1]) < 0.16  # each agent has its own
 
@@ -109,10 +111,12 @@ def test_the_one_follower_is_drawn_uniformly_and_so_are_its_columns(script):
     agent_ids, counts = torch.arange(4).repeat_interleave(4), torch.zeros(16)
     for _ in range(2000):
         columns, learners = script.sample_offpolicy_columns(agent_ids, 4, 0.5, "one-follower")
-        assert len(set(columns.tolist())) == 2 and len(set(agent_ids[columns].tolist())) == 1
+        assert len(set(columns.tolist())) == 2
+        assert len(set(agent_ids[columns].tolist())) == 1
         assert learners.tolist() == [0, 0]
         counts[columns] += 1
-    assert not counts[:4].any() and (counts[4:] / 2000 - 1 / 3 * 2 / 4).abs().max() < 0.042  # 5 standard deviations
+    assert not counts[:4].any()
+    assert (counts[4:] / 2000 - 1 / 3 * 2 / 4).abs().max() < 0.042  # 5 standard deviations
 
 
 # ---------------------------------------------------------------- the optimiser's step
@@ -136,7 +140,8 @@ def test_gradients_stay_finite_for_actions_that_were_hardly_possible(train, scri
 
     monkeypatch.setattr(script, "Agent", surprised)
     run = train(script, FLAGS[script] + (" --off-policy-mu" if script in (sapg, cpo) else ""))
-    assert len(run.logged) == 3 and all(log["losses/policy_loss"] > 1e6 for log in run.logged)
+    assert len(run.logged) == 3
+    assert all(log["losses/policy_loss"] > 1e6 for log in run.logged)
     assert all(grad.isfinite().all() for minibatch in run.minibatches for grad in minibatch.grads.values())
 
 
@@ -199,7 +204,8 @@ def test_episodes_that_began_before_the_generation_do_not_count():
     fitness = epo.FitnessTracker(6, 3, "cpu")
     record(fitness, EVERYBODY, EVERYBODY, [1] * 6)
     fitness.restart()
-    assert per_agent(fitness) == [NOT_KNOWN] * 3 and not fitness.episodes.any()  # of children and all others
+    assert per_agent(fitness) == [NOT_KNOWN] * 3
+    assert not fitness.episodes.any()  # of children and all others
     record(fitness, (0, 1, 2), EVERYBODY, [2] * 6)  # the other episodes were running
     assert per_agent(fitness) == [2.0, NOT_KNOWN, NOT_KNOWN]
     record(fitness, EVERYBODY, (3, 4, 5), [3, 3, 3, 4, 3, 5])
@@ -213,7 +219,8 @@ def test_fitness_goes_on_from_its_state():
     copy.load_state_dict(fitness.state_dict())
     for each in (fitness, copy):
         record(each, NOBODY, (2, 3), [7, 7, 7, 8, 7, 7])
-        assert per_agent(each) == [1.5, 7.5, NOT_KNOWN] and each.episodes.tolist() == [[1, 1], [2, 1], [0, 0]]
+        assert per_agent(each) == [1.5, 7.5, NOT_KNOWN]
+        assert each.episodes.tolist() == [[1, 1], [2, 1], [0, 0]]
 
 
 @pytest.mark.parametrize("n", [10, 20, 30])
@@ -254,17 +261,22 @@ def test_luck_alone_does_not_tell_a_child_from_the_other_followers():
 def test_lineage_counts_from_the_followers_mean():
     stats = epo.harness.LineageStats()
     generation, *others = stats.scalars().values()
-    assert generation == 0 and all(map(math.isnan, others))
+    assert generation == 0
+    assert all(map(math.isnan, others))
     before = torch.tensor([100.0, 1.0, 2.0, 3.0, 6.0])  # followers' mean 3
     text = stats.record([(1, 3, 4), (2, 4, 3)], before)
-    assert text == "1: 1 <- 3, 4; 2 <- 4, 3; fitness 100 1 2 3 6" and sorted(stats.pending) == [1, 2]
+    assert text == "1: 1 <- 3, 4; 2 <- 4, 3; fitness 100 1 2 3 6"
+    assert sorted(stats.pending) == [1, 2]
     stats.complete(before + torch.tensor([0.0, 12.0, 10.0, math.nan, 8.0]))  # not known yet
-    assert not stats.completed and stats.pending
+    assert not stats.completed
+    assert stats.pending
     stats.complete(before + torch.tensor([0.0, 12.0, 10.0, 10.0, 8.0]))  # 13, 12, 13, 14: mean 13
-    assert stats.completed == [(0.0, -2.0, 1.5), (-1.0, -1.0, 1.5)] and not stats.pending
+    assert stats.completed == [(0.0, -2.0, 1.5), (-1.0, -1.0, 1.5)]
+    assert not stats.pending
     scalars = stats.scalars()
     assert scalars["evolution/child_success"] == 0.5  # the second did no better than whom it replaced
-    assert math.isnan(scalars["evolution/heritability"]) and stats.generation == 1
+    assert math.isnan(scalars["evolution/heritability"])
+    assert stats.generation == 1
 
 
 # ---------------------------------------------------------------- the papers' tables
@@ -283,7 +295,9 @@ def test_allegro_kuka_has_the_papers_hyperparameters(script, task):
     assert (args.max_grad_norm, args.ent_coef, args.clip_coef, args.vf_coef) == (1.0, 0.0, 0.1, 4.0)
     assert (args.num_steps, args.update_epochs, args.num_minibatches, args.num_envs) == (16, 2, 4, 24_576)
     assert (args.critic_n_step, args.clip_vloss, args.separate_critic) == (0, True, False)
-    assert args.lstm and args.lstm_size == 768 and tuple(args.hidden_sizes) == (768, 512, 256)
+    assert args.lstm
+    assert args.lstm_size == 768
+    assert tuple(args.hidden_sizes) == (768, 512, 256)
     assert args.bounds_coef == (1e-5 if script is epo else 1e-4)  # EPO B.2; SAPG Table 2
     if script is not ppo:
         assert (args.num_agents, args.latent_dim) == (64 if script is epo else 6, 32)
@@ -318,9 +332,11 @@ def test_epos_locomotion_is_its_own_table(env_id):
     args = gpu_args(epo, env_id)
     assert (args.learning_rate, args.kl_threshold, args.clip_coef) == (1e-4, 0.016, 0.1)
     assert (args.num_steps, args.update_epochs, args.num_minibatches, args.bounds_coef) == (16, 2, 4, 1e-5)
-    assert tuple(args.hidden_sizes) == (512, 256, 128) and not args.lstm
+    assert tuple(args.hidden_sizes) == (512, 256, 128)
+    assert not args.lstm
     assert (args.ga_threshold, args.num_envs, args.gamma, args.gae_lambda) == (0.5, 24_576, 0.99, 0.95)
     for script in (sapg, cpo):
         other = gpu_args(script, env_id)
         assert (other.kl_threshold, other.clip_coef, other.num_steps, other.update_epochs) == (0.008, 0.2, 8, 5)
-        assert other.hidden_sizes == (768, 512, 256) and other.bounds_coef == 1e-4
+        assert other.hidden_sizes == (768, 512, 256)
+        assert other.bounds_coef == 1e-4

@@ -90,10 +90,12 @@ def test_a_copy_is_a_copy_and_then_goes_its_own_way(copies):
     saved = train(pbt, f"{LONG} --mutation-rate 0")
     for _, pairs, before, after in copies:
         sources = {**{k: k for k in range(4)}, **dict(pairs)}
-        assert not same(*(before[k] for k in pairs[0])) and same(after, [before[k] for k in sources.values()])
+        assert not same(*(before[k] for k in pairs[0]))
+        assert same(after, [before[k] for k in sources.values()])
     (network, moments), (other, others) = (learner(saved, k) for k in pairs[0])
     assert not any(same(network[name], other[name]) for name in network if "count" not in name)
-    assert len(copies) > 2 and not any(same(x["exp_avg"], y["exp_avg"]) for x, y in zip(moments, others))
+    assert len(copies) > 2
+    assert not any(same(x["exp_avg"], y["exp_avg"]) for x, y in zip(moments, others))
 
 
 def test_fitness_is_of_the_latest_episodes_that_began_after_the_last_copies(copies, monkeypatch):
@@ -115,7 +117,8 @@ def test_fitness_is_of_the_latest_episodes_that_began_after_the_last_copies(copi
         if t % 3 == 0 and t < len(steps) and (known.isnan().sum(1) <= 1).all():  # 10 of 11 are 90 %
             torch.testing.assert_close(copies.pop(0)[0], known.nanmean(1))
             last, latest = t, [math.nan] * 44
-    assert not copies and last
+    assert not copies
+    assert last
 
 
 @pytest.mark.parametrize("flags, expected", [
@@ -168,7 +171,8 @@ def test_an_agent_learns_from_its_own_data_with_its_own_hyperparameters(flags, n
     monkeypatch.setattr(pbt, "mutate", lambda key, x, rate: value if rate and key == name else x)
     plain = f"{AGENTS} --pbt-start 9999 {flags.rpartition('--')[0]} --mutation-rate"
     mixed, alone, all_of_them = train(pbt, f"{plain} 1"), train(pbt, f"{plain} 0"), train(pbt, f"{plain} 0 {flags}")
-    assert same(learner(mixed, 0), learner(alone, 0)) and not same(learner(alone, 1), learner(all_of_them, 1))
+    assert same(learner(mixed, 0), learner(alone, 0))
+    assert not same(learner(alone, 1), learner(all_of_them, 1))
     assert all(same(learner(mixed, k), learner(all_of_them, k)) for k in (1, 2, 3))
 
 
@@ -195,8 +199,10 @@ def test_one_agent_is_ppo_bit_by_bit(flags):
     the_run().rename("first")
     other = train(ppo, flags)
     logs.append(written(the_run()))
-    assert same(learner(one, 0), learner(other, 0)) and one["iteration"] > 2
-    assert all(same(one["rollout"][0][name], other["rollout"][0][name]) for name in ("env", "episodes", "obs", "lstm_state"))
+    assert same(learner(one, 0), learner(other, 0))
+    assert one["iteration"] > 2
+    for name in ("env", "episodes", "obs", "lstm_state"):
+        assert same(one["rollout"][0][name], other["rollout"][0][name]), name
     for key in logs[1].Tags()["scalars"]:
         if not key.startswith("perf/") and key != "charts/SPS":
             values = [[event.value for event in log.Scalars(key)] for log in logs]
@@ -208,4 +214,5 @@ def test_resumed_between_copies_is_uninterrupted(copies):
     whole = [call[:2] for call in copies]
     train(pbt, f"{LONG} --num-steps 3 --total-timesteps 1008")
     pbt.main(f"--no-cuda --resume {the_run()} --total-timesteps 1440".split())
-    assert same([call[:2] for call in copies[len(whole) :]], whole) and len(whole) > 2
+    assert same([call[:2] for call in copies[len(whole) :]], whole)
+    assert len(whole) > 2

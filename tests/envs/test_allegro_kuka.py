@@ -118,11 +118,14 @@ def test_near_steps_need_not_be_in_a_row(make_still):
         put_object(env, 0, [0.0, 0.0, 0.5])
         act(env)
         assert env.near_steps.tolist() == [step + 1, 0]
-    assert env.successes.tolist() == [0.0, 0.0] and torch.equal(env.goal, first_goal)
+    assert env.successes.tolist() == [0.0, 0.0]
+    assert torch.equal(env.goal, first_goal)
     put_at_goal(env, 0)
     act(env)
-    assert env.successes.tolist() == [1.0, 0.0] and env.near_steps.tolist() == [0, 0]
-    assert not torch.equal(env.goal[0], first_goal[0]) and torch.equal(env.goal[1], first_goal[1])
+    assert env.successes.tolist() == [1.0, 0.0]
+    assert env.near_steps.tolist() == [0, 0]
+    assert not torch.equal(env.goal[0], first_goal[0])
+    assert torch.equal(env.goal[1], first_goal[1])
 
 
 def test_success_begins_the_next_goal_within_the_step(make_still):
@@ -133,21 +136,29 @@ def test_success_begins_the_next_goal_within_the_step(make_still):
     env.closest_keypoint[:], env.closest_fingertip[:], env.episode_step[:] = 0.001, 0.001, 100
     joints, velocity = env.engine.qpos[:, :23].clone(), env.engine.qvel[:, :23].clone()
     obs, reward, terminated, truncated, info = act(env, torch.zeros(2, 23))
-    assert not (terminated | truncated).any() and torch.equal(info["final_obs"], obs)
-    assert env.episode_step.tolist() == [0, 101] and env.episode_length.tolist() == [1, 1]
+    assert not (terminated | truncated).any()
+    assert torch.equal(info["final_obs"], obs)
+    assert env.episode_step.tolist() == [0, 101]
+    assert env.episode_length.tolist() == [1, 1]
     # environment 0: the object lies above the table, the memories start from there, the robot has not moved
     x, y, z = env.engine.qpos[0, 23:26].tolist()
-    assert abs(x) <= 0.1 and abs(y) <= 0.1 and 0.61 <= z <= 0.7
-    assert env.lifted.tolist() == [False, True] and env.near_steps.tolist() == [0, 6]
+    assert abs(x) <= 0.1
+    assert abs(y) <= 0.1
+    assert 0.61 <= z <= 0.7
+    assert env.lifted.tolist() == [False, True]
+    assert env.near_steps.tolist() == [0, 6]
     assert env.closest_keypoint[0].item() == pytest.approx((env.engine.qpos[0, 23:26] - env.goal[0, :3]).norm().item())
     assert torch.allclose(env.closest_fingertip[0], env.fingertip_distance()[0])
-    assert env.closest_keypoint[1].item() == 0.0 and env.closest_fingertip[1].tolist() == pytest.approx([0.001] * 4)
-    assert torch.equal(env.engine.qpos[:, :23], joints) and torch.equal(env.engine.qvel[:, :23], velocity)
+    assert env.closest_keypoint[1].item() == 0.0
+    assert env.closest_fingertip[1].tolist() == pytest.approx([0.001] * 4)
+    assert torch.equal(env.engine.qpos[:, :23], joints)
+    assert torch.equal(env.engine.qvel[:, :23], velocity)
     assert torch.equal(env.engine.qvel[0, 23:], torch.zeros(6))
     # the observation shows the new goal, the new memories and the reward just earned
     assert obs[0, 90].item() == env.closest_keypoint[0].item()
     assert torch.allclose(obs[0, 84:87], env.engine.qpos[0, 23:26] - env.goal[0, :3])
-    assert obs[0, 97].item() == pytest.approx(math.log(2.0)) and obs[0, 96].item() == 0.0
+    assert obs[0, 97].item() == pytest.approx(math.log(2.0))
+    assert obs[0, 96].item() == 0.0
     assert obs[0, 98].item() == pytest.approx(0.01 * reward[0].item())
 
 
@@ -156,9 +167,11 @@ def test_a_fallen_object_terminates(make_still):
     for index, height in enumerate([0.099, 0.101, 0.5]):
         put_object(env, index, [0.0, 0.0, height])
     obs, _, terminated, truncated, info = act(env)
-    assert terminated.tolist() == [True, False, False] and not truncated.any()
+    assert terminated.tolist() == [True, False, False]
+    assert not truncated.any()
     assert info["final_obs"][0, 83].item() == pytest.approx(0.099 - (2.0 + 0.16))  # as it fell
-    assert env.engine.qpos[0, 25].item() > 0.6 and env.engine.qpos[1, 25].item() == pytest.approx(0.101)
+    assert env.engine.qpos[0, 25].item() > 0.6
+    assert env.engine.qpos[1, 25].item() == pytest.approx(0.101)
     assert torch.equal(obs[1:], info["final_obs"][1:])
 
 
@@ -169,11 +182,13 @@ def test_fifty_successes_truncate(make_still):
     env.successes[:] = torch.tensor([49.0, 48.0])
     env.near_steps[:] = 29
     obs, _, terminated, truncated, info = act(env)
-    assert truncated.tolist() == [True, False] and not terminated.any()
+    assert truncated.tolist() == [True, False]
+    assert not terminated.any()
     assert info["episode"]["objective"].tolist() == [50.0, 49.0]
     assert info["final_obs"][0, 97].item() == pytest.approx(math.log(51.0))
     assert info["final_obs"][0, 84:87].abs().max().item() < 1e-6  # still at its goal
-    assert obs[0, 97].item() == 0.0 and env.successes.tolist() == [0.0, 49.0]
+    assert obs[0, 97].item() == 0.0
+    assert env.successes.tolist() == [0.0, 49.0]
     assert env.finished_successes.tolist() == [50.0, 0.0]
 
 
@@ -183,7 +198,8 @@ def test_time_is_up_400_steps_after_the_last_success(make_still):
     put_at_goal(env, 2)
     env.near_steps[2] = 29
     _, _, terminated, truncated, info = act(env)
-    assert truncated.tolist() == [False, True, False] and not terminated.any()
+    assert truncated.tolist() == [False, True, False]
+    assert not terminated.any()
     assert env.episode_step.tolist() == [399, 0, 0]
     assert info["final_obs"][1, 96].item() == pytest.approx(math.log(41.0))
 
@@ -250,8 +266,10 @@ def test_push_is_renewed_or_fades():
 def test_push_strength_and_probability(make_still, nothing_in_the_way):
     env = make_still(4000)
     logs = env.push_probability.log10()
-    assert logs.min() >= -3.0 and logs.max() <= -1.0
-    assert logs.mean().item() == pytest.approx(-2.0, abs=0.05) and logs.std().item() == pytest.approx(0.577, abs=0.03)
+    assert logs.min() >= -3.0
+    assert logs.max() <= -1.0
+    assert logs.mean().item() == pytest.approx(-2.0, abs=0.05)
+    assert logs.std().item() == pytest.approx(0.577, abs=0.03)
     act(env)
     share = (env.push_force != 0).any(1).float().mean().item()
     assert share == pytest.approx((0.1 - 0.001) / math.log(100.0), abs=0.01)
@@ -268,7 +286,8 @@ def test_push_acts_in_the_frame_of_the_object(make_still):
     env.engine.body_quat[0, 5] = torch.tensor(TURN_Z)
     act(env)
     assert env.engine.xfrc[0, 5].tolist() == pytest.approx([0.0, 0.3, 0.1, 0.0, 0.0, 0.0], abs=1e-6)
-    assert env.engine.xfrc[0, :5].abs().max() == 0.0 and env.engine.bodies[5] == "object"
+    assert env.engine.xfrc[0, :5].abs().max() == 0.0
+    assert env.engine.bodies[5] == "object"
 
 
 # -------------------------------------------------------------------- resets
@@ -289,19 +308,26 @@ def test_reset_distribution(make_still, nothing_in_the_way):
     free = torch.arange(23) != 19
     low, high = 0.9 * default + 0.1 * lower, 0.9 * default + 0.1 * upper
     span = (high - low)[free]
-    assert (joints >= low - 1e-6)[:, free].all() and (joints <= high + 1e-6)[:, free].all()
-    assert ((joints.amin(0) - low)[free] < 0.01 * span).all() and ((high - joints.amax(0))[free] < 0.01 * span).all()
-    assert scene.JOINT_NAMES[19] == "thumb_joint_0" and torch.equal(joints[:, 19], lower[19].expand(4000))
+    assert (joints >= low - 1e-6)[:, free].all()
+    assert (joints <= high + 1e-6)[:, free].all()
+    assert ((joints.amin(0) - low)[free] < 0.01 * span).all()
+    assert ((high - joints.amax(0))[free] < 0.01 * span).all()
+    assert scene.JOINT_NAMES[19] == "thumb_joint_0"
+    assert torch.equal(joints[:, 19], lower[19].expand(4000))
     assert torch.equal(env.target, joints)
-    assert velocity.abs().max() <= 0.5 and velocity.std().item() == pytest.approx(0.5 / math.sqrt(3.0), abs=0.01)
+    assert velocity.abs().max() <= 0.5
+    assert velocity.std().item() == pytest.approx(0.5 / math.sqrt(3.0), abs=0.01)
     assert torch.equal(env.engine.qvel[:, 23:], torch.zeros(4000, 6))
-    assert not env.lifted.any() and env.near_steps.abs().sum() == 0 and env.successes.abs().sum() == 0
+    assert not env.lifted.any()
+    assert env.near_steps.abs().sum() == 0
+    assert env.successes.abs().sum() == 0
 
 
 def test_objects_start_above_the_table(make_still, nothing_in_the_way):
     env = make_still(4000)
     position, quaternion = env.engine.qpos[:, 23:26].double().numpy(), env.engine.qpos[:, 26:30].double().numpy()
-    assert (np.abs(position[:, :2]) <= 0.1).all() and (position[:, 2] >= 0.61 - 1e-6).all()
+    assert (np.abs(position[:, :2]) <= 0.1).all()
+    assert (position[:, 2] >= 0.61 - 1e-6).all()
     assert position[:, :2].std(0) == pytest.approx([0.1 / math.sqrt(3.0)] * 2, abs=0.002)
     signs = np.array([[x, y, z] for x in (-1, 1) for y in (-1, 1) for z in (-1, 1)])
     lowest, matrix, scales = np.zeros(4000), np.zeros(9), scene.object_scales()
@@ -311,7 +337,8 @@ def test_objects_start_above_the_table(make_still, nothing_in_the_way):
         lowest[i] = (position[i] + corners @ matrix.reshape(3, 3).T)[:, 2].min()
     assert lowest.min() >= 0.535 - 1e-5
     raised = position[:, 2] > 0.65 + 1e-6
-    assert raised.sum() > 20 and np.abs(lowest[raised] - 0.535).max() < 1e-5  # no higher than needed
+    assert raised.sum() > 20
+    assert np.abs(lowest[raised] - 0.535).max() < 1e-5  # no higher than needed
     products = quaternion.T @ quaternion / 4000  # uniform over rotations: the identity / 4
     assert np.abs(products - np.eye(4) / 4).max() < 0.02
 
@@ -325,14 +352,16 @@ def test_goals_fill_their_box(env_class, turned, make_still, nothing_in_the_way)
     assert goal[:, :3].amax(0).tolist() == pytest.approx([0.4, 0.35, 1.05], abs=0.005)
     products = goal[:, 3:].T @ goal[:, 3:] / 4000  # uniform over rotations: the identity / 4
     expected = torch.eye(4) / 4 if turned else torch.diag(torch.tensor([1.0, 0.0, 0.0, 0.0]))
-    assert (products - expected).abs().max() < 0.02 and torch.allclose(goal[:, 3:].norm(dim=1), torch.ones(4000))
+    assert (products - expected).abs().max() < 0.02
+    assert torch.allclose(goal[:, 3:].norm(dim=1), torch.ones(4000))
 
 
 def test_every_environment_has_the_object_of_its_number(make_still, monkeypatch):
     env = make_still(950)
     scales = scene.object_scales()
     assert torch.equal(env.object_scale, torch.tensor(np.concatenate([scales, scales[:3]])).float())
-    assert len(env.engine.models) == 947 and env.engine.substeps == scene.SUBSTEPS
+    assert len(env.engine.models) == 947
+    assert env.engine.substeps == scene.SUBSTEPS
     for index in (0, 1, 500, 946):
         size = env.engine.models[index].geom("object").size
         assert size.tolist() == pytest.approx((0.025 * scales[index]).tolist())

@@ -34,21 +34,25 @@ def make_reorientation(make_still):  # noqa: F811
 
 def test_throw_has_small_objects():
     scales = scene.object_scales(("small",))
-    assert scales.shape == (654, 3) and scales[:2].tolist() == [[0.75, 2.5, 0.75], [0.66, 1.25, 2.5]]
+    assert scales.shape == (654, 3)
+    assert scales[:2].tolist() == [[0.75, 2.5, 0.75], [0.66, 1.25, 2.5]]
     checksum = (scales * np.arange(1, 655)[:, None]).sum(0)  # of the whole order
     assert checksum == pytest.approx((285085.99, 278157.91, 282991.05))
     masses = scales.prod(1) * 0.05
-    assert masses.min() == pytest.approx(0.05) and masses.max() == pytest.approx(0.125)
+    assert masses.min() == pytest.approx(0.05)
+    assert masses.max() == pytest.approx(0.125)
     assert torch.equal(started(THROW, 3).object_scale, torch.tensor(scales[:3]).float())
 
 
 def test_buckets_stand_on_both_sides(make_throw, nothing_in_the_way):  # noqa: F811
     env = make_throw(4000)
     low, high = env.goal.abs().amin(0), env.goal.amax(0)
-    assert low[0].item() == pytest.approx(0.5, abs=0.005) and high[0].item() == pytest.approx(0.9, abs=0.005)
+    assert low[0].item() == pytest.approx(0.5, abs=0.005)
+    assert high[0].item() == pytest.approx(0.9, abs=0.005)
     assert env.goal[:, 1].min().item() == pytest.approx(-1.0, abs=0.01)
     assert high[1].item() == pytest.approx(0.7, abs=0.01)
-    assert low[2].item() == pytest.approx(0.05, abs=0.005) and high[2].item() == pytest.approx(1.05, abs=0.005)
+    assert low[2].item() == pytest.approx(0.05, abs=0.005)
+    assert high[2].item() == pytest.approx(1.05, abs=0.005)
     assert (env.goal[:, 0] > 0).float().mean().item() == pytest.approx(0.5, abs=0.04)
     assert (env.goal[:, 3:] == torch.tensor([1.0, 0.0, 0.0, 0.0])).all()
     assert torch.equal(env.engine.mocap[:, 0], env.goal)
@@ -68,12 +72,17 @@ def test_five_near_steps_are_a_success_and_move_the_bucket(make_throw):
         assert torch.equal(env.goal, first)
         put_at_goal(env, 0)
         _, reward, *_ = act(env)
-        assert env.near_steps.tolist() == [step % 5, 0] and reward[0] > 199.9
-    assert env.successes.tolist() == [1.0, 0.0] and env.episode_step.tolist() == [0, 5]
-    assert env.goal[0, 0].item() != first[0, 0].item() and torch.equal(env.goal[1], first[1])
+        assert env.near_steps.tolist() == [step % 5, 0]
+        assert reward[0] > 199.9
+    assert env.successes.tolist() == [1.0, 0.0]
+    assert env.episode_step.tolist() == [0, 5]
+    assert env.goal[0, 0].item() != first[0, 0].item()
+    assert torch.equal(env.goal[1], first[1])
     assert torch.equal(env.engine.mocap[:, 0], env.goal)
     x, y, z = env.engine.qpos[0, 23:26].tolist()
-    assert abs(x) <= 0.1 and abs(y) <= 0.1 and 0.61 <= z <= 0.72  # on the table again
+    assert abs(x) <= 0.1
+    assert abs(y) <= 0.1
+    assert 0.61 <= z <= 0.72  # on the table again
 
 
 def test_an_object_in_a_low_bucket_has_not_fallen(make_throw):
@@ -82,7 +91,8 @@ def test_an_object_in_a_low_bucket_has_not_fallen(make_throw):
     for index, (x, z) in enumerate([(0.65, 0.03), (0.75, 0.03), (0.75, 0.11)]):
         put_object(env, index, [x, 0.0, z])
     _, _, terminated, _, _ = act(env)
-    assert terminated.tolist() == [False, True, False] and env.near_steps.tolist() == [1, 0, 0]
+    assert terminated.tolist() == [False, True, False]
+    assert env.near_steps.tolist() == [1, 0, 0]
 
 
 def test_throw_has_no_curriculum(make_throw):
@@ -157,8 +167,11 @@ def test_an_object_dropped_into_the_bucket_stays_there_and_lies_still():
     env.engine.set_state(EVERYWHERE.expand(32), qpos, qvel)
     for _ in range(240):
         env.engine.step(env.target)
-    assert in_bucket(env).all() and (env.keypoint_distance() < 1.5 * 0.075).all()
-    assert env.goal[:, 2].min() < 0.15 and env.goal[:, 2].max() > 0.9 and len(env.goal[:, 0].sign().unique()) == 2
+    assert in_bucket(env).all()
+    assert (env.keypoint_distance() < 1.5 * 0.075).all()
+    assert env.goal[:, 2].min() < 0.15
+    assert env.goal[:, 2].max() > 0.9
+    assert len(env.goal[:, 0].sign().unique()) == 2
     rest = env.engine.body_pos[:, task.OBJECT].clone()
     for _ in range(60):
         env.engine.step(env.target)
@@ -193,12 +206,18 @@ def test_success_leaves_the_object_where_it_is(make_reorientation):
     env.lifted[:], env.closest_fingertip[:], env.episode_step[:] = True, 0.001, 100
     qpos, qvel = env.engine.qpos.clone(), env.engine.qvel.clone()
     _, reward, terminated, truncated, _ = act(env)
-    assert not (terminated | truncated).any() and env.successes.tolist() == [1.0, 0.0]
-    assert reward[0].item() > 1000.0 and env.term_sums[0, task.REWARD_TERMS.index("goal")].item() == 1000.0
-    assert torch.equal(env.engine.qpos, qpos) and torch.equal(env.engine.qvel, qvel)
-    assert env.lifted.tolist() == [True, True] and torch.allclose(env.closest_fingertip, torch.tensor(0.001))
-    assert env.near_steps.tolist() == [0, 0] and env.episode_step.tolist() == [0, 101]
-    assert (env.goal[0] != first[0]).all() and torch.equal(env.goal[1], first[1])
+    assert not (terminated | truncated).any()
+    assert env.successes.tolist() == [1.0, 0.0]
+    assert reward[0].item() > 1000.0
+    assert env.term_sums[0, task.REWARD_TERMS.index("goal")].item() == 1000.0
+    assert torch.equal(env.engine.qpos, qpos)
+    assert torch.equal(env.engine.qvel, qvel)
+    assert env.lifted.tolist() == [True, True]
+    assert torch.allclose(env.closest_fingertip, torch.tensor(0.001))
+    assert env.near_steps.tolist() == [0, 0]
+    assert env.episode_step.tolist() == [0, 101]
+    assert (env.goal[0] != first[0]).all()
+    assert torch.equal(env.goal[1], first[1])
     assert torch.equal(env.engine.mocap[:, 0], env.goal)
     assert env.closest_keypoint[0].item() == env.keypoint_distance()[0].item()
 

@@ -65,7 +65,8 @@ def test_starts_lie_on_both_sides():
         for low, values in ((0.35 - reach, x.abs()), (-depth, y)):
             assert values.min().item() == pytest.approx(low, abs=0.005)
         assert x.abs().max().item() == pytest.approx(0.35 + reach, abs=0.005)
-        assert z.min() >= 0.61 and y.max().item() == pytest.approx(depth, abs=0.005)
+        assert z.min() >= 0.61
+        assert y.max().item() == pytest.approx(depth, abs=0.005)
 
 
 @pytest.mark.parametrize("env_id", [REGRASPING, REORIENTATION])
@@ -100,7 +101,8 @@ def test_fingertips_of_both_hands_pay_also_once_lifted():
     env.engine.qvel[:, :46] = 5.0  # speed costs nothing
     env.engine.step = lambda *args: None
     _, reward, *_, info = env.step(torch.zeros(2, 46))
-    assert reward.tolist() == pytest.approx([8 * 5.0] * 2) and "reward_arm_speed" not in info["metrics"]
+    assert reward.tolist() == pytest.approx([8 * 5.0] * 2)
+    assert "reward_arm_speed" not in info["metrics"]
 
 
 def test_nothing_is_lost_for_being_far_from_a_hand():
@@ -121,8 +123,10 @@ def test_a_success_moves_the_object_in_regrasping_alone(env_id, stays):
     obs, reward, *_ = env.step(torch.zeros(2, 46))
     after = env.engine.qpos[:, 46:53].clone()
     moved = (after[:, :2] - before[:, :2]).norm(dim=1)
-    assert (moved[0] < 0.01) == stays and moved[1] < 0.01
-    assert env.successes.tolist() == [1.0, 0.0] and env.near_steps[0].item() == 0
+    assert (moved[0] < 0.01) == stays
+    assert moved[1] < 0.01
+    assert env.successes.tolist() == [1.0, 0.0]
+    assert env.near_steps[0].item() == 0
     assert (reward > 1000.0 / env.success_steps - 1e-3).all()
     env.engine.step(env.target)
     moved = (env.engine.qpos[:, 46:48] - after[:, :2]).norm(dim=1)
@@ -154,7 +158,8 @@ def hits(model, y, z):
 ])  # fmt: skip
 def test_shape_of_the_obstacles(env_id, inside, outside):
     model = build(env_id)
-    assert all(hits(model, *point) for point in inside) and not any(hits(model, *point) for point in outside)
+    assert all(hits(model, *point) for point in inside)
+    assert not any(hits(model, *point) for point in outside)
 
 
 def test_every_object_fits_through_the_hole():
@@ -176,8 +181,10 @@ def test_the_partition_stands_until_a_hand_pushes_it_over():
         ctrl[0, :7] = qpos[0, :7] + share * (torch.tensor(REACH) - qpos[0, :7])
         env.engine.step(ctrl)
     upright = 1.0 - 2.0 * (env.engine.qpos[:, 57:59]).square().sum(1)  # of its axis that pointed upwards
-    assert upright[0].abs() < 0.1 and env.engine.qpos[0, 53] > 0.0
-    assert upright[1] > 0.999 and env.engine.qpos[1, 53:55].abs().max() < 1e-3
+    assert upright[0].abs() < 0.1
+    assert env.engine.qpos[0, 53] > 0.0
+    assert upright[1] > 0.999
+    assert env.engine.qpos[1, 53:55].abs().max() < 1e-3
     env.reset_where(torch.tensor([True, False]))
     assert torch.allclose(env.engine.qpos[0, 53:60], torch.tensor([0.0, 0.0, 0.53, 1.0, 0.0, 0.0, 0.0]))
 

@@ -85,7 +85,8 @@ def test_only_the_ground_is_touched(model):
         data = data_at(model, rng.uniform(0.0, 0.3), rng.normal(size=4), rng.uniform(-1.5, 1.5, 12))
         touches += data.ncon
         assert all(0 in contact.geom for contact in data.contact)
-    assert touches > 50 and model.geom(0).name == "ground"
+    assert touches > 50
+    assert model.geom(0).name == "ground"
 
 
 # ---------------------------------------------------------------- physics to believe
@@ -99,10 +100,14 @@ def test_it_stands(model):
         mujoco.mj_step(model, data)
         heights.append(data.qpos[2])
         depth = max(depth, -min(contact.dist for contact in data.contact))
-        assert contact_forces(data).max() == 0.0 and data.ncon == 4
-    assert 0.50 < min(heights) and max(heights) - min(heights) < 0.01
-    assert depth < 0.002 and np.abs(feet(data) - stance)[:, :2].max() < 0.002
-    assert np.abs(data.qvel).max() < 0.05 and np.abs(data.qpos[:2]).max() < 0.02
+        assert contact_forces(data).max() == 0.0
+        assert data.ncon == 4
+    assert 0.50 < min(heights)
+    assert max(heights) - min(heights) < 0.01
+    assert depth < 0.002
+    assert np.abs(feet(data) - stance)[:, :2].max() < 0.002
+    assert np.abs(data.qvel).max() < 0.05
+    assert np.abs(data.qpos[:2]).max() < 0.02
     assert np.allclose(data.qpos[3:7], LEVEL, atol=0.02)
 
 
@@ -112,7 +117,8 @@ def test_joint_torques_are_those_of_the_drives(model):
     drive = 85 * (robot.DEFAULT_POSE - data.qpos[7:]) - 2 * data.qvel[6:]
     mujoco.mj_step(model, data)  # sensors tell of the step's begin
     assert np.allclose(data.sensordata[:12], drive, atol=1e-9)
-    assert 5.0 < np.abs(drive[2::3]).min() and np.abs(drive).max() < 30.0  # knees carry
+    assert 5.0 < np.abs(drive[2::3]).min()
+    assert np.abs(drive).max() < 30.0  # knees carry
     data.ctrl[:] = robot.DEFAULT_POSE + 2.0
     mujoco.mj_step(model, data)
     assert np.allclose(data.sensordata[:12], 80.0)
@@ -121,7 +127,8 @@ def test_joint_torques_are_those_of_the_drives(model):
 def test_contact_sensors_weigh_the_robot(model):
     data = data_at(model, height=0.1, pose=LEGS_UP)
     simulate(model, data, 3.0)
-    assert data.qpos[2] == pytest.approx(0.09, abs=0.002) and np.abs(data.qvel).max() < 0.01
+    assert data.qpos[2] == pytest.approx(0.09, abs=0.002)
+    assert np.abs(data.qvel).max() < 0.01
     assert contact_forces(data) == pytest.approx([WEIGHT, 0, 0, 0, 0], rel=0.01)
 
 
@@ -170,7 +177,8 @@ def test_reward_of_a_step_and_its_cut_at_zero():
     freeze(env, sensors)
     env.command.zero_()
     _, reward, terminated, _, info = env.step(torch.zeros(3, 12))
-    assert reward.tolist() == pytest.approx([0.03, 0.0276, 0.0]) and not terminated.any()
+    assert reward.tolist() == pytest.approx([0.03, 0.0276, 0.0])
+    assert not terminated.any()
     env.command.copy_(torch.tensor([[0.3, -0.4, -0.1]] * 3))
     _, reward, _, _, info = env.step(torch.zeros(3, 12))
     assert reward[0].item() == pytest.approx(0.02 * math.exp(-1.0) + 0.01 * math.exp(-0.04))
@@ -185,7 +193,8 @@ def test_actions_are_targets_about_the_default_pose():
     env.step(action)
     env.step(3.0 * torch.ones(2, 12))
     default = torch.tensor([0.03, 0.4, -0.8, 0.03, -0.4, 0.8, -0.03, 0.4, -0.8, -0.03, -0.4, 0.8])
-    assert torch.allclose(sent[0], default + 0.5 * action) and torch.allclose(sent[1], (default + 0.5).repeat(2, 1))
+    assert torch.allclose(sent[0], default + 0.5 * action)
+    assert torch.allclose(sent[1], (default + 0.5).repeat(2, 1))
 
 
 def test_observation():
@@ -225,13 +234,18 @@ def test_resets():
     qpos, qvel, default = env.engine.qpos, env.engine.qvel, torch.tensor(robot.DEFAULT_POSE, dtype=torch.float32)
     assert torch.equal(qpos[:, :7], torch.tensor([0, 0, 0.62, 1, 0, 0, 0]).expand(2_000, 7))
     factor = qpos[:, 7:] / default
-    assert 0.5 <= factor.min() < 0.51 and 1.49 < factor.max() <= 1.5 and (factor.mean(0) - 1).abs().max() < 0.03
-    assert (qvel[:, :6] == 0).all() and 0.099 < qvel[:, 6:].abs().max() <= 0.1
+    assert 0.5 <= factor.min() < 0.51
+    assert 1.49 < factor.max() <= 1.5
+    assert (factor.mean(0) - 1).abs().max() < 0.03
+    assert (qvel[:, :6] == 0).all()
+    assert 0.099 < qvel[:, 6:].abs().max() <= 0.1
     assert qvel[:, 6:].mean(0).abs().max() < 0.01
     limits, command = torch.tensor([2.0, 1.0, 1.0]), env.command
-    assert (command.abs() <= limits).all() and (command.abs().amax(0) > 0.99 * limits).all()
+    assert (command.abs() <= limits).all()
+    assert (command.abs().amax(0) > 0.99 * limits).all()
     assert (command.mean(0).abs() < 0.07 * limits).all()
-    assert (obs[:, 36:] == 0).all() and (env.engine.sensors == 0).all()
+    assert (obs[:, 36:] == 0).all()
+    assert (env.engine.sensors == 0).all()
 
 
 def test_the_command_stays_until_the_episode_ends():
@@ -242,8 +256,10 @@ def test_the_command_stays_until_the_episode_ends():
     assert torch.equal(env.command, first)
     env.episode_step.copy_(torch.tensor([2498, 2499]))
     _, _, terminated, truncated, _ = env.step(torch.zeros(2, 12))
-    assert truncated.tolist() == [False, True] and not terminated.any()
-    assert torch.equal(env.command[0], first[0]) and not torch.equal(env.command[1], first[1])
+    assert truncated.tolist() == [False, True]
+    assert not terminated.any()
+    assert torch.equal(env.command[0], first[0])
+    assert not torch.equal(env.command[1], first[1])
 
 
 def test_more_than_a_newton_on_base_or_thighs_is_a_fall():

@@ -26,7 +26,8 @@ def test_initial_states_fill_their_ranges():
     obs = started("Cartpole", 2000).observe()
     limits = torch.tensor([0.1, 0.25, 0.1, 0.25])
     assert (obs.abs() <= limits).all()
-    assert (obs.amax(0) > 0.95 * limits).all() and (obs.amin(0) < -0.95 * limits).all()
+    assert (obs.amax(0) > 0.95 * limits).all()
+    assert (obs.amin(0) < -0.95 * limits).all()
     assert (obs.mean(0).abs() < 0.05 * limits).all()
     assert torch.corrcoef(obs.T).fill_diagonal_(0.0).abs().max() < 0.1
 
@@ -40,14 +41,19 @@ def test_termination_at_every_limit(side, inside, outside):
     env = started("Cartpole", 2)
     put(env, **{name: side * value for name, value in inside.items()})
     _, reward, terminated, truncated, _ = env.step(torch.zeros(2, 1))
-    assert not terminated.any() and not truncated.any() and (reward > -2.0).all()
+    assert not terminated.any()
+    assert not truncated.any()
+    assert (reward > -2.0).all()
     put(env, **{name: side * value for name, value in outside.items()})
     obs, reward, terminated, truncated, info = env.step(torch.zeros(2, 1))
-    assert terminated.all() and not truncated.any() and (reward == -2.0).all()
+    assert terminated.all()
+    assert not truncated.any()
+    assert (reward == -2.0).all()
     final = info["final_obs"][:, [0, 2]].abs()
     assert ((final[:, 0] > 3.0) | (final[:, 1] > 0.5 * math.pi)).all()
     assert (obs.abs() <= torch.tensor([0.1, 0.25, 0.1, 0.25])).all()  # already the next episode
-    assert info["episode"]["done"].all() and (info["episode"]["length"] == 2.0).all()
+    assert info["episode"]["done"].all()
+    assert (info["episode"]["length"] == 2.0).all()
     assert torch.equal(info["episode"]["objective"], info["episode"]["return"])
 
 
@@ -69,8 +75,12 @@ def test_the_pole_turns_at_most_at_8_radians_per_second():
     env.engine.set_state(torch.ones(4, dtype=torch.bool), torch.zeros(4, 2), qvel)
     obs, reward, terminated, _, _ = env.step(torch.zeros(4, 1))
     angle, (velocity, spin) = env.engine.qpos[:, 1], env.engine.qvel.unbind(1)
-    assert spin[:2].tolist() == [8.0, -8.0] and 6.5 < spin[2] < 7.5 and velocity[3] > 10.0 and spin[3].abs() <= 8.0
-    assert not terminated.any() and torch.equal(obs[:, 1:], torch.stack([velocity, angle, spin], 1).clamp(-5.0, 5.0))
+    assert spin[:2].tolist() == [8.0, -8.0]
+    assert 6.5 < spin[2] < 7.5
+    assert velocity[3] > 10.0
+    assert spin[3].abs() <= 8.0
+    assert not terminated.any()
+    assert torch.equal(obs[:, 1:], torch.stack([velocity, angle, spin], 1).clamp(-5.0, 5.0))
     expected = 1.0 - angle.square() - 0.01 * velocity.abs() - 0.005 * spin.abs()
     torch.testing.assert_close(reward, expected, rtol=0.0, atol=1e-6)
 

@@ -68,7 +68,8 @@ def assert_same(a, b):
     assert torch.equal(a[4]["final_obs"], b[4]["final_obs"])
     for group in ("episode", "metrics"):
         x, y = a[4][group], b[4][group]
-        assert x.keys() == y.keys() and all(torch.equal(torch.as_tensor(x[k]), torch.as_tensor(y[k])) for k in x)
+        assert x.keys() == y.keys()
+        assert all(torch.equal(torch.as_tensor(x[k]), torch.as_tensor(y[k])) for k in x)
 
 
 # ---------------------------------------------------------------- the contract
@@ -79,7 +80,8 @@ def test_what_a_user_may_check_too(env_id):
     """Shapes, types, devices, finite numbers, ends, resets, states: envs/check.py."""
     env = envs.make(env_id, 4)
     assert all(isinstance(n, int) and n > 0 for n in (env.num_obs, env.num_actions, env.max_episode_steps))
-    assert env.fitness_floor > 0 and isinstance(env.engine_name, str)
+    assert env.fitness_floor > 0
+    assert isinstance(env.engine_name, str)
     check_env(env, 2_000 if env_id in envs.PURE_TORCH else 30)
     check_state(env)
 
@@ -93,7 +95,8 @@ def test_records_of_episodes_and_where_the_next_ones_begin(env_id):
         assert torch.equal(episode["done"], done)
         assert torch.allclose(episode["return"][done], returns[done], rtol=1e-5, atol=1e-4)
         assert torch.equal(episode["length"][done], lengths[done])
-        assert begins(next_obs)[done].all() and not begins(info["final_obs"])[done].any()
+        assert begins(next_obs)[done].all()
+        assert not begins(info["final_obs"])[done].any()
         assert all(torch.as_tensor(x).ndim == 0 and math.isfinite(x) for x in info["metrics"].values())
         returns, lengths = returns * ~done, lengths * ~done
         finished += done.sum()
@@ -176,7 +179,9 @@ def test_the_learners_low_precision_is_not_the_tasks(monkeypatch):
     try:
         env.reset()
         env.step(torch.zeros(4, 1))
-        assert seen and not any(seen) and matmul.allow_tf32
+        assert seen
+        assert not any(seen)
+        assert matmul.allow_tf32
     finally:
         matmul.allow_tf32 = False
 
@@ -195,7 +200,8 @@ def test_final_obs_is_what_would_be_observed_without_the_reset(env_id):
     unreset._begin_episodes = lambda mask: None
     obs, reward, terminated, truncated, _ = unreset.step(action)
     assert truncated[0] or terminated[0]
-    assert torch.equal(step[4]["final_obs"], obs) and not torch.equal(step[0][0], obs[0])
+    assert torch.equal(step[4]["final_obs"], obs)
+    assert not torch.equal(step[0][0], obs[0])
     assert all(torch.equal(a, b) for a, b in zip(step[1:4], (reward, terminated, truncated)))
 
 
@@ -238,15 +244,18 @@ def test_reset_begins_all_episodes_anew(env_id):
     for action in random_actions(env, 5):
         env.step(action)
     again = env.reset()
-    assert env.episode_length.tolist() == [0] * 4 and env.episode_return.tolist() == [0.0] * 4
-    assert torch.equal(again, env.observe()) and not torch.equal(again, first)
+    assert env.episode_length.tolist() == [0] * 4
+    assert env.episode_return.tolist() == [0.0] * 4
+    assert torch.equal(again, env.observe())
+    assert not torch.equal(again, first)
     assert BEGINNINGS[env_id](again).all()
 
 
 @every_env
 def test_seeds(env_id):
     env, twin, other = (started(env_id, 4, seed=seed) for seed in (3, 3, 4))
-    assert torch.equal(env.observe(), twin.observe()) and (env.observe() != other.observe()).any(1).all()
+    assert torch.equal(env.observe(), twin.observe())
+    assert (env.observe() != other.observe()).any(1).all()
     assert len(env.observe().unique(dim=0)) == 4  # nor do environments start alike
     torch.manual_seed(0)  # the global generator is not the environment's
     for i, action in enumerate(random_actions(env, 30)):
@@ -339,7 +348,10 @@ def test_render(env_id):
         if "OpenGL" not in str(error):
             raise
         pytest.skip(str(error))
-    assert image.ndim == 3 and image.shape[2] == 3 and image.dtype == torch.uint8 and image.float().std() > 1.0
+    assert image.ndim == 3
+    assert image.shape[2] == 3
+    assert image.dtype == torch.uint8
+    assert image.float().std() > 1.0
 
 
 # ---------------------------------------------------------------- python -m envs.check

@@ -51,7 +51,8 @@ def test_a_robot_at_rest_stays_at_rest(env_id, joints):
     data.ctrl[position_drives] = pose[position_drives]
     place(model, data, FREE[env_id], (2.0, 2.0, 0.1))
     simulate(model, data, 2.0)
-    assert np.abs(data.qpos[:joints] - pose).max() < 1e-4 and np.abs(data.qvel[:joints]).max() < 1e-4
+    assert np.abs(data.qpos[:joints] - pose).max() < 1e-4
+    assert np.abs(data.qvel[:joints]).max() < 1e-4
 
 
 @pytest.mark.parametrize("env_id, name", FREE.items())
@@ -69,7 +70,8 @@ def test_a_flying_object_keeps_its_energy(env_id, name):
     before = energy()
     simulate(model, data, 0.6)
     moving, spinning = energy()
-    assert moving == pytest.approx(before[0], rel=0.02) and spinning == pytest.approx(before[1], rel=0.05)
+    assert moving == pytest.approx(before[0], rel=0.02)
+    assert spinning == pytest.approx(before[1], rel=0.05)
 
 
 @pytest.mark.parametrize("env_id, index, name, top", [
@@ -86,4 +88,5 @@ def test_a_dropped_box_comes_to_rest_on_the_table(env_id, index, name, top):
     rest = data.qpos[at:][:7].copy()
     assert abs(rest[2] - top - half) < 0.002
     simulate(model, data, 2.0)
-    assert np.abs(data.qpos[at:][:7] - rest).max() < 1e-4 and min(data.contact.dist) > -0.002
+    assert np.abs(data.qpos[at:][:7] - rest).max() < 1e-4
+    assert min(data.contact.dist) > -0.002

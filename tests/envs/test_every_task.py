@@ -30,10 +30,14 @@ def test_a_world_whose_physics_breaks_earns_nothing_and_begins_anew(env_id):
     second, too_fast = torch.tensor([False, True, False]), torch.full_like(env.engine.qvel, 1e15)
     env.engine.set_state(second, env.engine.qpos.clone(), too_fast)
     obs, reward, terminated, _, info = env.step(torch.zeros(3, env.num_actions))
-    assert torch.equal(terminated, second) and reward[1].item() == 0.0
-    assert obs.isfinite().all() and info["final_obs"].isfinite().all() and info["metrics"]["nan_worlds"].item() == 1
+    assert torch.equal(terminated, second)
+    assert reward[1].item() == 0.0
+    assert obs.isfinite().all()
+    assert info["final_obs"].isfinite().all()
+    assert info["metrics"]["nan_worlds"].item() == 1
     _, _, terminated, _, info = env.step(torch.zeros(3, env.num_actions))
-    assert not terminated[1] and info["metrics"]["nan_worlds"].item() == 1
+    assert not terminated[1]
+    assert info["metrics"]["nan_worlds"].item() == 1
 
 
 @every_task
@@ -44,7 +48,8 @@ def test_a_reset_leaves_the_other_environments_untouched(env_id):
     before, obs = env.state_dict(), env.observe()
     env.reset_where(mask)
     after, began = env.state_dict(), env.observe()
-    assert torch.equal(obs[~mask], began[~mask]) and (obs != began)[mask].any(1).all()
+    assert torch.equal(obs[~mask], began[~mask])
+    assert (obs != began)[mask].any(1).all()
     for state, later in ((before, after), (before["engine"], after["engine"])):
         for name, value in state.items():
             if isinstance(value, torch.Tensor) and name != "generator":
@@ -61,7 +66,9 @@ def play_long(env_id, num_envs, num_steps):
     for action in random_actions(env, num_steps):
         action[: num_envs // 2] = 0.0
         obs, reward, terminated, truncated, info = env.step(action)
-        assert obs.isfinite().all() and reward.isfinite().all() and info["final_obs"].isfinite().all()
+        assert obs.isfinite().all()
+        assert reward.isfinite().all()
+        assert info["final_obs"].isfinite().all()
         assert obs.abs().max() <= limit
         ends += terminated | truncated
     assert info["metrics"]["nan_worlds"] == 0
@@ -71,7 +78,8 @@ def play_long(env_id, num_envs, num_steps):
 @pytest.mark.parametrize("env_id", ["AllegroHand", "Ant", "Anymal", "FrankaCubeStack", "Humanoid", "ShadowHand"])
 def test_a_thousand_steps_stay_finite_and_make_no_warning(env_id, tmp_path):
     idle, acting = play_long(env_id, 8, 1000).split(4)
-    assert acting.sum() >= 4 and (idle.sum() >= 4) != (env_id == "Anymal")  # which stands
+    assert acting.sum() >= 4
+    assert (idle.sum() >= 4) != (env_id == "Anymal")  # which stands
     assert not list(tmp_path.iterdir())
 
 
@@ -79,7 +87,8 @@ def test_a_thousand_steps_stay_finite_and_make_no_warning(env_id, tmp_path):
 @pytest.mark.mujoco_cpu
 @pytest.mark.parametrize("env_id", [env_id for env_id in TASKS if "Kuka" in env_id])
 def test_two_thousand_steps_of_allegro_kuka_make_no_warning(env_id, tmp_path):
-    assert (play_long(env_id, 32, 2000) >= 2).all() and not list(tmp_path.iterdir())
+    assert (play_long(env_id, 32, 2000) >= 2).all()
+    assert not list(tmp_path.iterdir())
 
 
 # of the rollout below: mean |joint positions|, mean |velocities|, mean reward, mean |observation|
@@ -125,7 +134,8 @@ def test_a_picture_shows_the_goal_of_its_environment(env_id, least, most):
         if "OpenGL" not in str(error):
             raise
         pytest.skip(str(error))
-    assert image.shape == (480, 640, 3) and image.dtype == np.uint8
+    assert image.shape == (480, 640, 3)
+    assert image.dtype == np.uint8
     move_goal(env, torch.tensor([True, False]))
     assert (image == env.render(1)).all()
     move_goal(env, torch.tensor([False, True]))

@@ -45,11 +45,13 @@ def test_joint_order_limits_and_masses(model):
     assert [model.actuator(i).trnid[0] for i in range(9)] == list(range(9))
     lower = [-2.8973, -1.7628, -2.8973, -3.0718, -2.8973, -0.0175, -2.8973, 0, 0]
     upper = [2.8973, 1.7628, 2.8973, -0.0698, 2.8973, 3.7525, 2.8973, 0.04, 0.04]
-    assert np.allclose(model.jnt_range[:9], np.stack([lower, upper], 1)) and model.jnt_limited[:9].all()
+    assert np.allclose(model.jnt_range[:9], np.stack([lower, upper], 1))
+    assert model.jnt_limited[:9].all()
     assert model.actuator_ctrlrange[:7, 1].tolist() == [87, 87, 87, 87, 12, 12, 12]
     masses = [2.996539, 2.975171, 3.004303, 2.328452, 2.37399, 3.419229, 1.435421, 1.155058, 0.02266, 0.02266]
     assert [model.body(name).mass[0] for name in ["panda_link0", *robot.LINK_BODIES]] == pytest.approx(masses, abs=1e-6)
-    assert model.body("cube_a").mass[0] == pytest.approx(0.125) and model.body("cube_b").mass[0] == pytest.approx(0.343)
+    assert model.body("cube_a").mass[0] == pytest.approx(0.125)
+    assert model.body("cube_b").mass[0] == pytest.approx(0.343)
 
 
 def test_forward_kinematics(model):
@@ -70,10 +72,12 @@ def test_scene(model):
 
     assert box("table") == (pytest.approx([-0.6, -0.6, 0.975]), pytest.approx([0.6, 0.6, 1.025]))
     assert box("stand") == (pytest.approx([-0.6, -0.1, 1.025]), pytest.approx([-0.4, 0.1, 1.125]))
-    assert model.geom("cube_a").size.tolist() == [0.025] * 3 and model.geom("cube_b").size.tolist() == [0.035] * 3
+    assert model.geom("cube_a").size.tolist() == [0.025] * 3
+    assert model.geom("cube_b").size.tolist() == [0.035] * 3
     assert (model.geom_friction[:, 0] == 1.0).all()
     push = robot.build_scene(second_cube=False).compile()
-    assert (push.nq, push.nv, push.nu) == (16, 15, 9) and push.body("goal").mocapid[0] == 0
+    assert (push.nq, push.nv, push.nu) == (16, 15, 9)
+    assert push.body("goal").mocapid[0] == 0
     assert push.geom_contype[push.body("goal").geomadr[0]] == 0
 
 
@@ -142,7 +146,8 @@ def test_torque_is_the_published_formula(model):
         torque += (np.eye(7) - j.T @ hand_mass @ j @ inverse) @ m @ posture
         assert (np.abs(qd + 0.01667 * inverse @ torque) < robot.ARM_SPEED).all()  # no limit is met
         expected.append(torque)
-    assert (np.abs(expected) < robot.ARM_EFFORT).all() and np.abs(expected).max() > 10
+    assert (np.abs(expected) < robot.ARM_EFFORT).all()
+    assert np.abs(expected).max() > 10
     state = [torch.tensor(x, dtype=torch.float32) for x in (step, velocity, poses[:, :7], joint_vel)]
     torque = make_controller().torque(*state, link_pos, link_quat).numpy()
     assert np.abs(torque - expected).max() < 0.005 * np.abs(expected).max()
@@ -161,7 +166,8 @@ def test_no_torque_drives_a_joint_beyond_its_speed(model):
     torque = make_controller().torque(step, zeros, joint_pos, joint_vel, link_pos, link_quat).double().numpy()
     after = joint_vel.numpy() + 0.01667 * np.linalg.solve(mass, torque[..., None])[..., 0]
     assert (jacobian[0] @ after[0])[5] == pytest.approx(0.75, rel=0.01)
-    assert after[1, 6] == pytest.approx(-2.61, abs=1e-3) and after[2, 6] == pytest.approx(2.61, abs=1e-3)
+    assert after[1, 6] == pytest.approx(-2.61, abs=1e-3)
+    assert after[2, 6] == pytest.approx(2.61, abs=1e-3)
     assert (np.abs(after) < robot.ARM_SPEED + 1e-3).all()
 
 
@@ -172,7 +178,8 @@ def test_torques_are_limited_and_finite_where_the_arm_is_straight(model):
     zeros, limits = torch.zeros(1, 7), torch.tensor([[87.0] * 4 + [12.0] * 3])
     for i in range(6):
         torque = make_controller().torque(torch.eye(6)[i : i + 1], zeros[:, :6], zeros, zeros, link_pos, link_quat)
-        assert torque.isfinite().all() and (torque.abs() <= limits).all()
+        assert torque.isfinite().all()
+        assert (torque.abs() <= limits).all()
 
 
 # -------------------------------------------------------------------- scripts that act as a policy would
@@ -269,11 +276,15 @@ def test_a_cube_that_is_set_on_the_other_stays_and_counts(held):
     up = torch.tensor([0.0, 0.0, 0.1])
     go(env, top + up, down, SHUT, 100)
     _, reward, terminated, _, info = go(env, top, down, SHUT, 60)
-    assert not terminated.any() and (reward > 3.0).all() and (reward < 3.6).all()  # there, but not let go
+    assert not terminated.any()
+    assert (reward > 3.0).all()
+    assert (reward < 3.6).all()  # there, but not let go
     assert info["episode"]["objective"].tolist() == [0.0] * 4
     go(env, top, down, OPEN, 20)
     _, reward, terminated, _, info = go(env, top + up, down, OPEN, 40)
-    assert terminated.all() and reward.tolist() == [16.0] * 4 and info["episode"]["objective"].tolist() == [1.0] * 4
+    assert terminated.all()
+    assert reward.tolist() == [16.0] * 4
+    assert info["episode"]["objective"].tolist() == [1.0] * 4
     before = env.engine.qpos[:, 9:].clone()
     go(env, top + up, down, OPEN, 120)  # 2 s
     assert (env.engine.qpos[:, 9:] - before).abs().max() < 1e-4

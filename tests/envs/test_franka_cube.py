@@ -77,7 +77,8 @@ LIFTED, NOT_LIFTED = TABLE_TOP + 0.0901, TABLE_TOP + 0.0899
 ])  # fmt: skip
 def test_push_terms(state, expected, reached, lost):
     terms, *ends = push(**state)
-    assert ends == [reached, lost] and terms == pytest.approx({**dict.fromkeys(terms, 0.0), **expected}, abs=1e-5)
+    assert ends == [reached, lost]
+    assert terms == pytest.approx({**dict.fromkeys(terms, 0.0), **expected}, abs=1e-5)
 
 
 def test_push_episode(make_still):
@@ -88,9 +89,11 @@ def test_push_episode(make_still):
     goal = env.goal.clone()
     obs, reward, terminated, truncated, info = act(env)
     assert reward.tolist() == pytest.approx([0.476812, 1200.0, -3.80797, -3.80797], abs=1e-3)
-    assert terminated.tolist() == [False, True, True, False] and truncated.tolist() == [False, False, False, True]
+    assert terminated.tolist() == [False, True, True, False]
+    assert truncated.tolist() == [False, False, False, True]
     assert info["episode"]["objective"].tolist() == [0.0, 1.0, 0.0, 0.0]
-    assert torch.equal(env.goal[0], goal[0]) and (env.goal[1:] != goal[1:]).any(1).all()
+    assert torch.equal(env.goal[0], goal[0])
+    assert (env.goal[1:] != goal[1:]).any(1).all()
     assert info["final_obs"][1, 7:10].tolist() == pytest.approx([-0.004, 0.0, 0.0], abs=1e-6)
 
 
@@ -121,7 +124,8 @@ def stack(cube, base=(0.0, 0.0, TABLE_TOP + 0.035), grip=(1.0, 0.0, 0.0), tips=N
 def test_stack_terms(cube, hand, expected):
     terms, stacked = stack((cube[0], cube[1], TABLE_TOP + cube[2]), **hand)
     assert {name: terms[name] for name in expected} == pytest.approx(expected, abs=1e-5)
-    assert not stacked and terms["stacked"] == 0.0
+    assert not stacked
+    assert terms["stacked"] == 0.0
 
 
 @pytest.mark.parametrize("cube, grip, stacked", [
@@ -136,7 +140,8 @@ def test_stacked_is_on_top_and_let_go(cube, grip, stacked):
     if stacked:
         assert terms == {"reach": 0.0, "lift": 0.0, "align": 0.0, "stacked": 16.0}
     else:
-        assert terms["stacked"] == 0.0 and terms["reach"] > 0.0
+        assert terms["stacked"] == 0.0
+        assert terms["reach"] > 0.0
 
 
 def test_stack_episode(make_still):
@@ -150,9 +155,11 @@ def test_stack_episode(make_still):
     obs, reward, terminated, truncated, info = act(env)
     held = 0.1 + 1.5 + 2.0 * 0.537883
     assert reward[:3].tolist() == pytest.approx([16.0, held, held], abs=1e-4)
-    assert terminated.tolist() == [True, False, False, False] and truncated.tolist() == [False, False, True, False]
+    assert terminated.tolist() == [True, False, False, False]
+    assert truncated.tolist() == [False, False, True, False]
     assert info["episode"]["objective"].tolist() == [1.0, 0.0, 0.0, 0.0]
-    assert info["metrics"]["success_rate"].item() == 0.25 and info["metrics"]["reward_lift"].item() == 0.375
+    assert info["metrics"]["success_rate"].item() == 0.25
+    assert info["metrics"]["reward_lift"].item() == 0.375
 
 
 # -------------------------------------------------------------------- what both share
@@ -178,7 +185,8 @@ def test_an_action_is_an_acceleration_of_the_hand(make_still):
     expected = torch.zeros(7, 6)
     expected[:6] = torch.diag(0.02 * 150.0 * torch.tensor([0.1, 0.1, 0.1, 0.5, 0.5, 0.5]))
     assert (acceleration - expected).abs().max() < 0.005
-    assert torque[6].abs().max() < 1e-5 and torque[:6].abs().amax(1).min() > 0.01
+    assert torque[6].abs().max() < 1e-5
+    assert torque[:6].abs().amax(1).min() > 0.01
 
 
 @both
@@ -187,21 +195,29 @@ def test_reset_distribution(make_still, env_id):
     stack, joints, velocity = env_id == "FrankaCubeStack", env.engine.qpos[:, :9], env.engine.qvel
     default = torch.tensor(robot.DEFAULT_POSE).float()
     offset = (joints - default)[:, :7]
-    assert offset.abs().max() <= 0.25 + 1e-6 and (offset.amax(0) > 0.245).all() and (offset.amin(0) < -0.245).all()
+    assert offset.abs().max() <= 0.25 + 1e-6
+    assert (offset.amax(0) > 0.245).all()
+    assert (offset.amin(0) < -0.245).all()
     assert offset.std(0).tolist() == pytest.approx([0.25 / math.sqrt(3.0)] * 7, abs=0.005)
-    assert torch.equal(joints[:, 7:], torch.full((4000, 2), 0.035)) and (velocity == 0).all()
+    assert torch.equal(joints[:, 7:], torch.full((4000, 2), 0.035))
+    assert (velocity == 0).all()
     cube, target = env.cube(), env.target()
     assert velocity.shape == (4000, 21 if stack else 15)
     for position, half in ((cube[:, :3], 0.025), (target, 0.035 if stack else 0.025)):  # cube B not in the table
         assert torch.allclose(position[:, 2], torch.tensor(TABLE_TOP + half))
-        assert position[:, :2].abs().max() <= 0.25 and (position[:, :2].abs().amax(0) > 0.245).all()
+        assert position[:, :2].abs().max() <= 0.25
+        assert (position[:, :2].abs().amax(0) > 0.245).all()
     assert target[:, :2].std(0).tolist() == pytest.approx([0.25 / math.sqrt(3.0)] * 2, abs=0.005)
     distance, least = (cube[:, :2] - target[:, :2]).norm(dim=1), 0.1697 if stack else 0.1414
-    assert (distance < least).sum() <= 3 and distance.min() < least + 0.01
+    assert (distance < least).sum() <= 3
+    assert distance.min() < least + 0.01
     for quaternion in [cube[:, 3:]] + [env.engine.qpos[:, 19:]] * stack:
         yaw = 2.0 * torch.atan2(quaternion[:, 3], quaternion[:, 0])
-        assert (quaternion[:, 1:3] == 0).all() and torch.allclose(quaternion.norm(dim=1), torch.ones(4000))
-        assert 0.78 < yaw.max() <= 0.7851 and -0.7851 <= yaw.min() < -0.78 and yaw.mean().abs() < 0.03
+        assert (quaternion[:, 1:3] == 0).all()
+        assert torch.allclose(quaternion.norm(dim=1), torch.ones(4000))
+        assert 0.78 < yaw.max() <= 0.7851
+        assert -0.7851 <= yaw.min() < -0.78
+        assert yaw.mean().abs() < 0.03
 
 
 # -------------------------------------------------------------------- with physics

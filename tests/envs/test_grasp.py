@@ -58,7 +58,8 @@ def test_a_held_object_follows_the_hand_and_a_released_one_falls_to_the_ground()
     for _ in range(4):
         env.step(STILL)
         heights.append(env.object[0, 2].item())
-    assert heights == pytest.approx([0.14, 0.04, 0.0, 0.0], abs=1e-6) and not env.held.any()
+    assert heights == pytest.approx([0.14, 0.04, 0.0, 0.0], abs=1e-6)
+    assert not env.held.any()
     assert env.object[0, :2].tolist() == pytest.approx([0.08, -0.08])
 
 
@@ -76,13 +77,16 @@ def test_only_a_broken_record_of_the_distance_to_the_object_pays():
 def test_the_first_lift_pays_once_and_ends_the_pay_for_reaching():
     env = placed(hand=(0.0, 0.0, 0.19), object_=(0.0, 0.0, 0.19), goal=(1.0, 1.0, 1.0))
     up = torch.tensor([[0.0, 0.0, 0.25, 0.0, 0.0, 0.0]])
-    assert reward(env) == 0.0 and not env.lifted.any()
-    assert reward(env, up) == pytest.approx(0.3 * (3.0 - 0.0005 * 0.0625)) and env.lifted.all()
+    assert reward(env) == 0.0
+    assert not env.lifted.any()
+    assert reward(env, up) == pytest.approx(0.3 * (3.0 - 0.0005 * 0.0625))
+    assert env.lifted.all()
     env.object.copy_(torch.tensor([[0.5, 0.0, 0.0]]))  # lost on the ground, hand far away
     env.goal.copy_(torch.tensor([[-1.0, 0.0, 0.5]]))
     env.nearest_goal.fill_(0.1)  # nothing to earn there
     env.nearest_hand.fill_(2.0)
-    assert reward(env) == 0.0 and env.lifted.all()  # nearer to the hand than ever
+    assert reward(env) == 0.0
+    assert env.lifted.all()  # nearer to the hand than ever
     env.object.copy_(env.hand)
     assert reward(env) == 0.0  # lifted again
 
@@ -101,9 +105,12 @@ def test_a_success_pays_counts_draws_a_goal_and_goes_on():
     towards = torch.tensor([[0.0, 1.0, 0.0, 0.0, 0.0, 0.0]])
     obs, paid, terminated, truncated, info = env.step(towards)
     assert paid.item() == pytest.approx(0.3 * (5.0 + 2.0 * 0.08 - 0.0005), abs=1e-6)
-    assert info["episode"]["objective"].tolist() == [1.0] and not (terminated | truncated).any()
+    assert info["episode"]["objective"].tolist() == [1.0]
+    assert not (terminated | truncated).any()
     goal = env.goal[0]
-    assert (goal[:2].abs() <= 1.0).all() and 0.4 <= goal[2] <= 1.0 and goal[1].item() != pytest.approx(0.27)
+    assert (goal[:2].abs() <= 1.0).all()
+    assert 0.4 <= goal[2] <= 1.0
+    assert goal[1].item() != pytest.approx(0.27)
     assert env.nearest_goal.isinf().all()
     torch.testing.assert_close(obs[0, 9:12], goal - env.object[0])
     env.goal.copy_(torch.tensor([[0.0, -0.9, 0.5]]))
@@ -112,7 +119,8 @@ def test_a_success_pays_counts_draws_a_goal_and_goes_on():
 
 def test_an_object_at_the_goal_that_was_never_lifted_is_no_success():
     env = placed(hand=(0.0, 0.0, 1.0), object_=(0.0, 0.0, 0.0), goal=(0.0, 0.1, 0.1))
-    assert reward(env) == 0.0 and env.successes.item() == 0.0
+    assert reward(env) == 0.0
+    assert env.successes.item() == 0.0
 
 
 # ---------------------------------------------------------------- episodes
@@ -132,20 +140,27 @@ def test_starts():
         (env.goal[:, :2], -1.0, 1.0), (env.goal[:, 2:], 0.4, 1.0),
     ):  # fmt: skip
         span = high - low
-        assert values.min() >= low and values.max() <= high
+        assert values.min() >= low
+        assert values.max() <= high
         assert (values.mean(0) - (low + high) / 2).abs().max() < 0.03 * span
         assert (values.std(0) - span / 12**0.5).abs().max() < 0.02 * span
-    assert (env.hand[:, 2] == 0.7).all() and (env.object[:, 2] == 0.0).all()
-    assert not (env.held | env.lifted).any() and (env.successes == 0.0).all()
+    assert (env.hand[:, 2] == 0.7).all()
+    assert (env.object[:, 2] == 0.0).all()
+    assert not (env.held | env.lifted).any()
+    assert (env.successes == 0.0).all()
 
 
 def test_an_episode_leaves_nothing_to_the_next():
     env = placed(goal=(0.0, 0.1, 0.5), lifted=True)
     env.episode_step.fill_(127)
     _, _, _, truncated, info = env.step(STILL)
-    assert truncated.all() and info["episode"]["objective"].tolist() == [1.0] and info["final_obs"][0, 12] == 1.0
-    assert not (env.held | env.lifted).any() and env.successes.tolist() == [0.0]
-    assert env.nearest_hand.isinf().all() and env.nearest_goal.isinf().all()
+    assert truncated.all()
+    assert info["episode"]["objective"].tolist() == [1.0]
+    assert info["final_obs"][0, 12] == 1.0
+    assert not (env.held | env.lifted).any()
+    assert env.successes.tolist() == [0.0]
+    assert env.nearest_hand.isinf().all()
+    assert env.nearest_goal.isinf().all()
     assert reward(env) == 0.0  # no record to break
 
 

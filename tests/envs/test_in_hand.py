@@ -38,7 +38,8 @@ def start(model, cube=(0.0, 0.0, 5.0, 1.0, 0.0, 0.0, 0.0), pose=START):
 def test_joints_drives_and_masses(model):
     assert (model.nq, model.nv, model.nu) == (23, 22, 16)
     assert [model.joint(i).name for i in range(16)] == robot.JOINT_NAMES
-    assert robot.JOINT_NAMES[0] == "index_joint_0" and robot.JOINT_NAMES[12] == "thumb_joint_0"
+    assert robot.JOINT_NAMES[0] == "index_joint_0"
+    assert robot.JOINT_NAMES[12] == "thumb_joint_0"
     assert [model.actuator(i).trnid[0] for i in range(16)] == list(range(16))
     finger = [[-0.558489, 0.558489]] + [[-0.279244, 1.727825]] * 3
     thumb = [[0.279244, 1.57075], [-0.331603, 1.151883], [-0.279244, 1.727825], [-0.279244, 1.762731]]
@@ -66,12 +67,14 @@ def test_fingers_pressed_against_each_other_do_not_jitter(model):
     data = start(model)
     data.ctrl[:] = pose
     simulate(model, data, 2.0)
-    assert data.ncon >= 2 and min(data.contact.dist) > -0.002
+    assert data.ncon >= 2
+    assert min(data.contact.dist) > -0.002
     before, speeds = data.qpos[:16].copy(), []
     for _ in range(45):
         mujoco.mj_step(model, data)
         speeds.append(np.abs(data.qvel[:16]).max())
-    assert max(speeds) < 0.02 and np.abs(data.qpos[:16] - before).max() < 5e-3
+    assert max(speeds) < 0.02
+    assert np.abs(data.qpos[:16] - before).max() < 5e-3
 
 
 # -------------------------------------------------------------------- the cube
@@ -86,9 +89,11 @@ def test_a_cube_rests_in_the_hand(model, angle, axis):
     before = data.qpos.copy()
     simulate(model, data, 2.0)
     assert np.linalg.norm(data.qpos[16:19] - before[16:19]) < 0.0003
-    assert np.linalg.norm(data.qpos[16:19] - (0.0, -0.2, 0.52)) < 0.06 and data.ncon >= 3
+    assert np.linalg.norm(data.qpos[16:19] - (0.0, -0.2, 0.52)) < 0.06
+    assert data.ncon >= 3
     assert min(data.contact.dist) > -0.002
-    assert np.abs(data.qvel).max() < 0.01 and np.abs(data.qpos[:16] - before[:16]).max() < 0.005
+    assert np.abs(data.qvel).max() < 0.01
+    assert np.abs(data.qpos[:16] - before[:16]).max() < 0.005
 
 
 def test_a_grasped_cube_stays_when_the_hand_is_turned_over(model):
@@ -188,9 +193,12 @@ def test_a_success_brings_the_next_goal_at_once_and_leaves_all_else(make_still):
     put_cube(env, 1, off_goal=0.3)
     goal, qpos = env.goal.clone(), env.engine.qpos.clone()
     obs, _, terminated, truncated, info = act(env)
-    assert env.successes.tolist() == [1.0, 0.0] and not (terminated | truncated).any()
-    assert (env.goal[0] != goal[0]).any() and torch.equal(env.goal[1], goal[1])
-    assert torch.equal(env.engine.qpos, qpos) and env.episode_step.tolist() == [1, 1]
+    assert env.successes.tolist() == [1.0, 0.0]
+    assert not (terminated | truncated).any()
+    assert (env.goal[0] != goal[0]).any()
+    assert torch.equal(env.goal[1], goal[1])
+    assert torch.equal(env.engine.qpos, qpos)
+    assert env.episode_step.tolist() == [1, 1]
     assert torch.equal(obs[0, 64:68], env.goal[0].roll(-1))  # it is seen already
     put_cube(env, 0, off_goal=-0.05)
     act(env)
@@ -209,9 +217,12 @@ def test_objective_counts_the_successes_of_the_episode(make_still):
     put_cube(env, 0, off_goal=0.05)
     goal = env.goal.clone()
     *_, truncated, info = act(env)
-    assert truncated.tolist() == [True, True, False] and info["episode"]["objective"].tolist() == [4.0, 0.0, 0.0]
-    assert torch.equal(info["final_obs"][:, 64:68], goal.roll(-1, 1)) and not env.term_sums[:2].any()
-    assert info["metrics"]["successes"].item() == pytest.approx(4.0 / 3.0) and not env.successes.any()
+    assert truncated.tolist() == [True, True, False]
+    assert info["episode"]["objective"].tolist() == [4.0, 0.0, 0.0]
+    assert torch.equal(info["final_obs"][:, 64:68], goal.roll(-1, 1))
+    assert not env.term_sums[:2].any()
+    assert info["metrics"]["successes"].item() == pytest.approx(4.0 / 3.0)
+    assert not env.successes.any()
     assert info["metrics"]["consecutive_successes"].item() == pytest.approx(0.9 * 10.0 + 0.1 * 2.0)
 
 
@@ -221,7 +232,8 @@ def test_a_lost_cube_terminates(make_still, drop, lost):
     put_cube(env, 0, (0.0, -0.2, 0.52 - drop))
     put_cube(env, 1)
     _, reward, terminated, truncated, _ = act(env)
-    assert terminated.tolist() == [lost, False] and not truncated.any()
+    assert terminated.tolist() == [lost, False]
+    assert not truncated.any()
     assert reward[0].item() == pytest.approx(-10 * drop + 1 / 1.1, abs=1e-3)  # no penalty for losing it
 
 
@@ -242,10 +254,13 @@ def test_reset_distribution(make_still, env_class, start):
     env = make_still(4000, env_class)
     joints, count = env.engine.qpos[:, : env.num_joints], env.num_joints
     low, high = ((0.2 * limit).clamp(env.lower, env.upper) for limit in (env.lower, env.upper))
-    assert (joints >= low - 1e-6).all() and (joints <= high + 1e-6).all()
-    assert torch.allclose(joints.amin(0), low, atol=0.005) and torch.allclose(joints.amax(0), high, atol=0.005)
+    assert (joints >= low - 1e-6).all()
+    assert (joints <= high + 1e-6).all()
+    assert torch.allclose(joints.amin(0), low, atol=0.005)
+    assert torch.allclose(joints.amax(0), high, atol=0.005)
     offset = env.engine.qpos[:, count : count + 3] - torch.tensor(start)
-    assert offset.abs().max() <= 0.01 + 1e-6 and offset.std(0).tolist() == pytest.approx([0.01 / 3**0.5] * 3, rel=0.05)
+    assert offset.abs().max() <= 0.01 + 1e-6
+    assert offset.std(0).tolist() == pytest.approx([0.01 / 3**0.5] * 3, rel=0.05)
     assert not env.engine.qvel.any()
     for quaternion in (env.engine.qpos[:, count + 3 :], env.goal):  # a turn about x, then about the turned y
         w, x, y, z = quaternion.T
@@ -291,4 +306,5 @@ def test_joint_forces_are_zeros_unless_switched_on(make_still, monkeypatch):
     env.engine.sensors[:, :16], env.engine.sensors[:, 16:] = 0.2, 0.0
     assert torch.equal(env.observe()[:, 32:48], torch.zeros(2, 16))
     monkeypatch.setattr(task.AllegroHand, "joint_force_sensors", True)
-    assert (env.observe()[:, 32:48] != 0.0).all() and task.ShadowHand.joint_force_sensors
+    assert (env.observe()[:, 32:48] != 0.0).all()
+    assert task.ShadowHand.joint_force_sensors

@@ -59,7 +59,8 @@ def test_ant_numbers(models):
     assert [model.joint(i).name for i in range(1, 9)] == names == ant.JOINT_NAMES
     hip, bent, mirrored = (-0.698132, 0.698132), (0.523599, 1.745329), (-1.745329, -0.523599)
     assert np.allclose(model.jnt_range[1:], [hip, bent, hip, mirrored, hip, mirrored, hip, bent], atol=1e-6)
-    assert (model.actuator_gear[:, 0] == 15.0).all() and (model.geom_friction[1:, 0] == 1.5).all()
+    assert (model.actuator_gear[:, 0] == 15.0).all()
+    assert (model.geom_friction[1:, 0] == 1.5).all()
 
 
 def test_humanoid_numbers(models):
@@ -133,7 +134,8 @@ def test_the_ant_settles_on_its_feet_and_stays(models):
     assert rest[2] == pytest.approx(0.5 * 0.4 * math.sqrt(2) + 0.08, abs=0.002)  # toes 30 degrees down
     assert {model.body(model.geom_bodyid[c.geom2]).name for c in data.contact} == set(ant.FOOT_BODIES)
     assert step(model, data, 2.0) < 0.001
-    assert np.abs(data.qpos - rest).max() < 1e-6 and np.abs(data.qvel).max() < 1e-6
+    assert np.abs(data.qpos - rest).max() < 1e-6
+    assert np.abs(data.qvel).max() < 1e-6
 
 
 def test_the_humanoid_stands_when_its_motors_hold_the_joints():
@@ -149,8 +151,10 @@ def test_the_humanoid_stands_when_its_motors_hold_the_joints():
     for _ in range(2):
         step(model, data, 2.0)
         assert min(data.contact.dist) > -0.001
-        assert data.qpos[2] == pytest.approx(1.285, abs=0.003) and np.abs(data.qpos[:2]).max() < 0.05
-        assert np.abs(data.qpos[7:]).max() < 0.05 and np.abs(data.qvel).max() < 0.05
+        assert data.qpos[2] == pytest.approx(1.285, abs=0.003)
+        assert np.abs(data.qpos[:2]).max() < 0.05
+        assert np.abs(data.qpos[7:]).max() < 0.05
+        assert np.abs(data.qvel).max() < 0.05
         assert (np.abs(data.actuator_force) < 0.6 * np.array(humanoid.GEAR)).all()
         assert {model.body(model.geom_bodyid[c.geom2]).name for c in data.contact} == set(humanoid.FOOT_BODIES)
 
@@ -161,7 +165,8 @@ def test_feet_of_a_resting_ant_carry_its_weight(models):
     step(model, data, 3.0)
     force = np.zeros(3)
     for i, name in enumerate(ant.FOOT_BODIES):
-        assert model.sensor(2 * i).adr[0] == 6 * i and model.sensor(2 * i).dim[0] == 3
+        assert model.sensor(2 * i).adr[0] == 6 * i
+        assert model.sensor(2 * i).dim[0] == 3
         force += data.body(name).xmat.reshape(3, 3) @ data.sensordata[6 * i : 6 * i + 3]
     weight = (0.91088 - 4 * 0.0675922) * 9.81  # of what the feet carry
     assert np.allclose(force, (0, 0, -weight), atol=0.01)
@@ -176,7 +181,8 @@ def test_limit_sensors_read_the_torque_of_the_stop(models):
     step(model, data, 0.5)
     model.opt.gravity[2] = -9.81
     limits = data.sensordata[12:]
-    assert limits[knee] == pytest.approx(18.0, abs=0.3) and data.qpos[7 + knee] > 0.0349  # its size; never negative
+    assert limits[knee] == pytest.approx(18.0, abs=0.3)
+    assert data.qpos[7 + knee] > 0.0349  # its size; never negative
     assert np.delete(limits, knee).max() == 0.0
 
 
@@ -208,7 +214,9 @@ def test_reward_of_standing_still_in_the_middle_of_all_joints(make_still, env_id
     env = make_still(env_id)
     alive = {"Ant": 0.5, "Humanoid": 2.0}[env_id]
     _, reward, terminated, truncated, _ = env.step(torch.zeros(1, env.num_actions))
-    assert reward.item() == pytest.approx(alive + 0.1 + 0.5) and not terminated and not truncated
+    assert reward.item() == pytest.approx(alive + 0.1 + 0.5)
+    assert not terminated
+    assert not truncated
     expected = dict(progress=0, alive=alive, upright=0.1, heading=0.5, action=0, energy=0, limits=0)
     assert {name: value[0] for name, value in terms(env).items()} == pytest.approx(expected)
 
@@ -302,8 +310,10 @@ def test_falling_ends_the_episode_and_replaces_the_reward(make_still, env_id, ab
     env.engine.qpos[:, 2] = torch.tensor([above, below])
     env.engine.qpos[:, 0] += 0.1  # progress counts no more
     _, rewards, terminated, truncated, info = env.step(torch.ones(2, env.num_actions))
-    assert terminated.tolist() == [False, True] and not truncated.any()
-    assert rewards[1].item() == reward and rewards[0].item() > 3.0
+    assert terminated.tolist() == [False, True]
+    assert not truncated.any()
+    assert rewards[1].item() == reward
+    assert rewards[0].item() > 3.0
     assert info["episode"]["return"][1].item() == reward == info["episode"]["objective"][1].item()
 
 
@@ -374,13 +384,16 @@ def test_reset_distribution(make_still, env_id):
     default, lower, upper = env.joint_default, env.joint_lower, env.joint_upper
     low, high = torch.maximum(default - 0.2, lower), torch.minimum(default + 0.2, upper)
     joints = qpos[:, 7:]
-    assert (joints >= low).all() and (joints <= high).all()
-    assert (joints.amin(0) < low + 0.005).all() and (joints.amax(0) > high - 0.005).all()
+    assert (joints >= low).all()
+    assert (joints <= high).all()
+    assert (joints.amin(0) < low + 0.005).all()
+    assert (joints.amax(0) > high - 0.005).all()
     at_limit = ((joints == lower) | (joints == upper)).float().mean(0)  # half of an ankle's samples are clamped
     expected = [0.0, 0.5] * 4 if env_id == "Ant" else [0.0] * 6 + [0.41] + [0.0] * 5 + [0.41] + [0.0] * 8
     assert at_limit.tolist() == pytest.approx(expected, abs=0.03)
     assert (qvel[:, :6] == 0.0).all()
-    assert qvel[:, 6:].abs().max() <= 0.1 and qvel[:, 6:].std().item() == pytest.approx(0.1 / math.sqrt(3), abs=0.002)
+    assert qvel[:, 6:].abs().max() <= 0.1
+    assert qvel[:, 6:].std().item() == pytest.approx(0.1 / math.sqrt(3), abs=0.002)
     assert (obs[:, -env.num_actions :] == 0.0).all()  # no action yet
     _, reward, *_ = env.step(torch.zeros(4000, env.num_actions))
     assert terms(env)["progress"] == [0.0] * 4000

@@ -60,7 +60,8 @@ def test_moat_objective_is_the_final_value_and_not_negative():
 def test_moat_starts():
     obs = started("Moat", 4_000).observe()
     position = obs[:, :4]
-    assert position.mean(0).abs().max() < 0.01 and (position.std(0) - 0.1).abs().max() < 0.005
+    assert position.mean(0).abs().max() < 0.01
+    assert (position.std(0) - 0.1).abs().max() < 0.005
     assert (obs[:, 4:8] == 0.0).all()
     assert (obs[:, 8] == -1.0).all()
 
@@ -80,14 +81,16 @@ def test_staggering_changes_nothing_but_the_clock(env_id):
     clock, shortened = state.pop("episode_step"), state.pop("shortened")
     assert clock.tolist() == [int(share * env.max_episode_steps) for share in (0.0, 0.618034, 0.236068, 0.854102)]
     assert shortened.tolist() == [False, True, True, True]
-    assert not in_phase.pop("episode_step").any() and not in_phase.pop("shortened").any()
+    assert not in_phase.pop("episode_step").any()
+    assert not in_phase.pop("shortened").any()
     torch.testing.assert_close(state, in_phase, rtol=0.0, atol=0.0)
 
 
 def test_without_a_time_limit_no_first_episode_is_shortened(monkeypatch):
     monkeypatch.setattr(envs.find_class("Moat"), "max_episode_steps", sys.maxsize)
     env, _ = staggered("Moat", 4)
-    assert not env.shortened.any() and not env.episode_step.any()
+    assert not env.shortened.any()
+    assert not env.episode_step.any()
 
 
 def test_shortened_episodes_end_and_do_not_count():
@@ -101,16 +104,19 @@ def test_shortened_episodes_end_and_do_not_count():
             for i in mask.nonzero().flatten().tolist():
                 found[i].append(int(info["episode"]["length"][i]))
     for i in range(96):
-        assert lengths[i] == [128 - clock[i], 128, 128] and counted[i] == lengths[i][clock[i] > 0 :]
+        assert lengths[i] == [128 - clock[i], 128, 128]
+        assert counted[i] == lengths[i][clock[i] > 0 :]
     env.reset()
-    assert torch.equal(env.episode_step, clock) and torch.equal(env.shortened, clock > 0)
+    assert torch.equal(env.episode_step, clock)
+    assert torch.equal(env.shortened, clock > 0)
 
 
 def test_shortened_episodes_do_not_count_when_they_fail():
     env, _ = staggered(DRIFT, 4)
     env.position[:] = 2.0
     _, _, terminated, _, info = env.step(torch.zeros(4, 2))
-    assert terminated.all() and info["episode"]["done"].tolist() == [True, False, False, False]
+    assert terminated.all()
+    assert info["episode"]["done"].tolist() == [True, False, False, False]
     env.position[:] = 2.0
     assert env.step(torch.zeros(4, 2))[4]["episode"]["done"].all()
 
@@ -138,7 +144,8 @@ def test_the_logged_terms_of_the_reward_are_means_per_step(env_id):
 @pytest.mark.parametrize("num_envs, num_agents", [(3_072, 1), (3_072, 6), (3_072, 48), (1_024, 64), (64, 1)])
 def test_clocks_are_spread_evenly_over_every_block(num_envs, num_agents):
     phase = staggered("Moat", num_envs)[0].episode_step
-    assert phase.min() >= 0 and phase.max() < 128
+    assert phase.min() >= 0
+    assert phase.max() < 128
     n = num_envs // num_agents
     for first in {0, 1, n // 2, num_envs - n} | {k * n for k in range(num_agents)}:  # the agents' blocks and others
         block = phase[first : first + n].sort().values

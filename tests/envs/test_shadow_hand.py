@@ -106,7 +106,8 @@ def test_forward_kinematics():
 
 def test_the_hand_touches_itself_only_in_the_listed_pairs():
     model, rng, seen = build(), np.random.default_rng(0), set()
-    assert model.npair == len(robot.TOUCHING_PAIRS) == 18 and (model.pair_dim == 1).all()
+    assert model.npair == len(robot.TOUCHING_PAIRS) == 18
+    assert (model.pair_dim == 1).all()
     listed = {frozenset(pair) for pair in robot.TOUCHING_PAIRS}
     data = start(model)
     for _ in range(2000):
@@ -115,7 +116,8 @@ def test_the_hand_touches_itself_only_in_the_listed_pairs():
         mujoco.mj_collision(model, data)
         for geoms in data.contact.geom:
             seen.add(frozenset(model.body(model.geom_bodyid[geom]).name for geom in geoms))
-    assert len(seen) > 10 and seen <= listed
+    assert len(seen) > 10
+    assert seen <= listed
 
 
 # -------------------------------------------------------------------- the robot: physics
@@ -135,7 +137,8 @@ def test_joints_reach_their_targets_and_the_coupled_ones_follow():
             overshoot = max(overshoot, ((data.qpos[robot.DRIVEN] - goal) * np.sign(goal - before)).max())
             assert np.abs(data.qvel[:24]).max() < 20.0
             assert np.abs(data.ten_length).max() / robot.TENDON_ARMS[0] < slack + 0.1
-        assert overshoot < 0.01 and np.abs(data.qpos[robot.DRIVEN] - goal).max() < 0.01
+        assert overshoot < 0.01
+        assert np.abs(data.qpos[robot.DRIVEN] - goal).max() < 0.01
         assert np.abs(data.ten_length).max() / robot.TENDON_ARMS[0] < slack + 0.01
         assert np.abs(data.qvel[:24]).max() < 1e-3  # no chatter
 
@@ -156,7 +159,8 @@ def test_a_cube_dropped_into_the_palm_comes_to_rest():
         assert np.linalg.norm(rest[24:27] - (0, -0.39, 0.56)) < 0.1
         assert np.abs(data.qpos[24:27] - rest[24:27]).max() < 0.001  # m
         assert np.abs(data.qpos - rest).max() < 0.005  # rad
-        assert np.abs(data.qvel[:27]).max() < 0.01 and np.abs(data.qvel[27:]).max() < 0.1
+        assert np.abs(data.qvel[:27]).max() < 0.01
+        assert np.abs(data.qvel[27:]).max() < 0.1
     assert kept >= 7
 
 
@@ -229,6 +233,7 @@ def test_joint_forces_are_those_of_drives_and_limits(env):
     env.engine.sensors[:] = torch.tensor(data.sensordata)
     env.engine.qpos[:] = torch.tensor(data.qpos)
     force = dict(zip(names, env.joint_force()[0].tolist()))
-    assert force.pop("FFJ2") == pytest.approx(-0.3, abs=1e-3) and force.pop("MFJ1") == pytest.approx(0.4, abs=1e-3)
+    assert force.pop("FFJ2") == pytest.approx(-0.3, abs=1e-3)
+    assert force.pop("MFJ1") == pytest.approx(0.4, abs=1e-3)
     assert max(abs(value) for value in force.values()) < 1e-3
     assert env.observe()[0, 48 + names.index("FFJ2")].item() == pytest.approx(-3.0, abs=0.01)

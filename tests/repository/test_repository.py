@@ -151,7 +151,8 @@ def test_tables_name_tasks_and_flags_that_exist(script):
 def test_the_training_loop_stands_in_the_script(script):
     (main,) = [node for node in parse(script).body if getattr(node, "name", "") == "main"]
     loops = [ast.unparse(node) for node in main.body if isinstance(node, ast.For)]
-    assert len(loops) == 1 and loops[0].startswith("for iteration in range(")
+    assert len(loops) == 1
+    assert loops[0].startswith("for iteration in range(")
     for call in ("env.step(", "minibatch_loss(", "loss.backward()", "optimizer.step()", "run.log("):
         assert call in loops[0], call
     calls = ("env.step(", "optimizer.step(", ".backward(")
