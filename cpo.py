@@ -16,8 +16,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Literal, Optional, Tuple
 
-import envs  # before torch: Isaac Gym must be imported first
-import harness
+import harness  # before torch: Isaac Gym must be imported first
 from harness import hyperparameters
 
 import torch

@@ -15,8 +15,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from typing import Optional, Tuple
 
-import envs  # before torch: Isaac Gym must be imported first
-import harness
+import harness  # before torch: Isaac Gym must be imported first
 from harness import hyperparameters
 
 import torch

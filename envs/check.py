@@ -73,6 +73,6 @@ if __name__ == "__main__":
     if isinstance(env, envs.VectorEnv) and env.resumes_exactly:
         check_state(env)
         for name in may_be_constants(env):
-            print(f"{name} is saved in checkpoints. If it never changes, create it with constant(), which is not saved.")
+            print(f"{name} is saved in checkpoints. If it never changes, create it with constant(): then it is not.")
     rewards, finished = check_env(env, 1_000)
     print(f"{sys.argv[1]}: keeps the contract, {finished} episodes, reward {rewards.mean():.3g} ± {rewards.std():.3g}")

@@ -16,5 +16,5 @@ def import_module(name):
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name and f"{name}.".startswith(f"{error.name}."):
-            raise ValueError(f"no module named {error.name}; must be in the working directory or installed")
+            raise ValueError(f"no module named {error.name}; must be in the working directory or installed") from error
         raise  # one that the module itself imports

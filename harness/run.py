@@ -60,7 +60,7 @@ class Run:
         self.signals = StopSignals(quiet=distributed.RANK > 0)
 
     def load(self, saved):
-        """Go on from a checkpoint. With another number of processes only the learner does, and all episodes begin anew."""
+        """Go on from a checkpoint. With another number of processes only the learner does: all episodes begin anew."""
         self.iteration = saved["iteration"]
         self.global_step = saved["global_step"]
         for name, part in self.learner.items():

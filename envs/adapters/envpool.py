@@ -56,7 +56,7 @@ class EnvPool(Adapter):
         try:
             spec = envpool.make_spec(name)
         except (ImportError, RuntimeError, ValueError) as error:  # a library or a file that the task needs is missing
-            raise ValueError(str(error).splitlines()[0])
+            raise ValueError(str(error).splitlines()[0]) from error
         check_actions(spec.gymnasium_action_space)
         if "camera" in getattr(spec.gymnasium_observation_space, "spaces", {}):  # mjlab's
             raise ValueError("its policy also observes camera, of which the scripts would see nothing")

@@ -50,7 +50,7 @@ class Gymnasium(Adapter):
         try:
             env = gymnasium.make(name)
         except (ImportError, gymnasium.error.Error) as error:  # an old version, or another package is missing
-            raise ValueError((str(error) or repr(error)).splitlines()[0])
+            raise ValueError((str(error) or repr(error)).splitlines()[0]) from error
         env.close()
         check_actions(env.action_space)
         if flat(env).observation_space.shape is None:
@@ -103,4 +103,4 @@ class Gymnasium(Adapter):
         try:
             return np.ascontiguousarray(self.env.envs[index].render())
         except Exception as error:  # each backend has its own exception type, and so has a missing package
-            raise RuntimeError((str(error) or repr(error)).splitlines()[0])
+            raise RuntimeError((str(error) or repr(error)).splitlines()[0]) from error

@@ -127,4 +127,5 @@ def _make_renderer(model, width, height):
     try:
         return mujoco.Renderer(model, height, width)
     except Exception as error:  # each backend has its own exception type
-        raise RuntimeError(f"no OpenGL for off-screen rendering; on Debian: apt-get install libegl1 ({error})")
+        reason = f"no OpenGL for off-screen rendering; on Debian: apt-get install libegl1 ({error})"
+        raise RuntimeError(reason) from error

@@ -239,10 +239,10 @@ def test_luck_alone_does_not_tell_a_child_from_the_other_followers():
     num_agents, n = 8, 20
     generator = torch.Generator().manual_seed(0)
     relative, replaced_again = [], 0
-    for trial in range(100):
+    for _ in range(100):
         fitness, length = epo.FitnessTracker(num_agents * n, num_agents, "cpu"), torch.zeros(num_agents * n)
         begins, worst = torch.ones(num_agents * n, dtype=torch.bool), None
-        for generation in range(2):
+        for _ in range(2):
             while fitness.fitness().isnan().any():
                 length = torch.where(begins, 1.0, length + 1.0)
                 ends = torch.rand(num_agents * n, generator=generator) < 0.1

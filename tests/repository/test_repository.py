@@ -87,9 +87,9 @@ def test_the_diff_is_the_lesson(old, new):
 
 
 @every_script
-def test_a_script_imports_nothing_of_the_repository_but_envs_and_harness(script):
+def test_a_script_imports_nothing_of_the_repository_but_harness(script):
     own = {path.stem for path in ROOT.glob("*.py")} | {path.name for path in ROOT.iterdir() if path.is_dir()}
-    assert {name.split(".")[0] for name in imports(ROOT / script)} & own == {"envs", "harness"}
+    assert {name.split(".")[0] for name in imports(ROOT / script)} & own == {"harness"}
 
 
 @every_script
