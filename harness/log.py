@@ -26,11 +26,11 @@ class Log:
         if args.track:  # before the writer, which it watches
             import wandb
 
-            self.wandb_id = wandb_id or wandb.util.generate_id()
-            wandb.init(
-                project=args.wandb_project_name, name=os.path.basename(folder), id=self.wandb_id, resume="allow",
+            run = wandb.init(
+                project=args.wandb_project_name, name=os.path.basename(folder), id=wandb_id, resume="allow",
                 config=vars(args), sync_tensorboard=True,
             )  # fmt: skip
+            self.wandb_id = run.id
         self.writer = SummaryWriter(folder, purge_step=global_step + 1)  # what a resumed run logs again
         rows = "\n".join(f"|{key}|{value}|" for key, value in vars(args).items())
         self.writer.add_text("hyperparameters", f"|flag|value|\n|-|-|\n{rows}", global_step)
