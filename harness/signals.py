@@ -1,5 +1,6 @@
 """Signals that stop a run: the first after its present iteration, with a checkpoint; a second one at once."""
 
+import contextlib
 import os
 import signal
 import sys
@@ -24,8 +25,9 @@ class StopSignals:
             sys.exit(128 + number)
         self.received = number
         if not self.quiet and number != signal.SIGHUP:  # a hangup means that the terminal is gone
-            # print could be interrupted halfway here, and must not be called again then
-            os.write(2, b"stopping after this iteration, with a checkpoint (Ctrl-C again: at once, without)\n")
+            with contextlib.suppress(OSError):  # in `2>&1 | tee log` Ctrl-C ends tee, too
+                # print could be interrupted halfway here, and must not be called again then
+                os.write(2, b"stopping after this iteration, with a checkpoint (Ctrl-C again: at once, without)\n")
 
     def close(self):
         """Put back the handlers of before."""
