@@ -1,6 +1,5 @@
 """Several processes, one run: together they are one process with all environments, and end as one."""
 
-import functools
 import json
 import os
 import pathlib
@@ -20,8 +19,9 @@ import pbt
 import ppo
 import sapg
 from harness import distributed
+from harness.checkpoints import state_of
 from tests.conftest import Drift, scalars, the_run
-from tests.scripts.conftest import ENVIRONMENT, ROOT, assert_same_state, checkpoint, refused, same
+from tests.scripts.conftest import ENVIRONMENT, ROOT, assert_same_state, checkpoint, differences, refused
 
 SCRIPTS = {script.__name__: script for script in (ppo, sapg, cpo, epo, pbt)}
 AGENTS = {"ppo": 1, "sapg": 4, "cpo": 4, "epo": 6, "pbt": 4}
@@ -38,6 +38,11 @@ OWN = {
 FIXED = f"--no-cuda --env-id {__name__}:Fixed --num-envs 48 --num-steps 9 --hidden-sizes 16"
 ONE_STEP = f"{FIXED} --num-minibatches 1 --update-epochs 1 --total-timesteps 432"
 RUN = f"{FIXED} --num-minibatches 2 --update-epochs 2 --learning-rate 0.02 --lstm --lstm-size 8"
+CLOCKWORK = {  # 12 environments for each agent, 12 iterations
+    name: f"--no-cuda --env-id {__name__}:Clockwork --num-envs {12 * AGENTS[name]} --num-steps 9 --num-minibatches 2"
+    f" --hidden-sizes 8 --total-timesteps {12 * 12 * AGENTS[name] * 9} {OWN[name]}"
+    for name in ("epo", "pbt")
+}
 LONG = "--no-cuda --env-id Moat --num-envs 64 --num-steps 16 --num-minibatches 2 --hidden-sizes 16 --no-lstm"
 LONG += " --total-timesteps 100_000_000 --checkpoint-interval 1e-9"
 
@@ -61,6 +66,27 @@ class Fixed(Drift):
     def reset_where(self, mask):
         start = 0.5 * torch.sin(global_columns(self.num_envs, self.agents)[:, None] * torch.tensor([1.3, 2.1]))
         self.position = torch.where(mask[:, None], start, self.position)
+
+
+class Clockwork(Fixed):
+    """The length and objective of an episode depend only on its environment's place among the twelve of its agent.
+
+    The last one's episode does not end, so it is never judged.
+    """
+
+    max_episode_steps = 1_000
+
+    def __init__(self, num_envs, device, seed):
+        super().__init__(num_envs, device, seed)
+        self.place = global_columns(num_envs, self.agents) % 12
+        self.limit = torch.tensor([3, 4, 5, 6, 14, 3, 4, 5, 6, 7, 8, 1_000])[self.place]
+
+    def advance(self, action):
+        reward, ends, truncated = super().advance(action)
+        return reward, self.episode_length >= self.limit, truncated
+
+    def objective(self):
+        return self.place.float()
 
 
 def global_columns(num_envs, agents):
@@ -99,79 +125,112 @@ def play(jobs):
     Arranged: every environment's noise is that of its number among those of all processes, the first process draws the
     first follower and the second the last, and what is learned off-policy in the second weighs as on-policy.
     """
-    randn_like, randperm, clip, Run = torch.randn_like, torch.randperm, torch.nn.utils.clip_grad_norm_, harness.Run
-    for name, arguments, folder, arranged in jobs:
-        script, steps, gradients, kls, runs = SCRIPTS[name], [], [], [], []
-        adapt, relabel = script.adapt_learning_rate, getattr(script, "offpolicy_batch", None)
+    for name, flags, folder, arranged in jobs:
+        folder = pathlib.Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        os.chdir(folder)
+        found = {"gradients": [], "kls": [], "fitness": []}
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Fixed, "agents", AGENTS[name])
+            patch.setattr(torch.distributed, "destroy_process_group", lambda: None)  # the next job needs it
+            record(name, found, patch)
+            if arranged:
+                arrange(name, patch)
+            SCRIPTS[name].main(flags.format(run=next(folder.glob("runs/*"), None)).split())
+        run = found.pop("run")
+        found["learner"] = state_of(run.learner)
+        found["rollout"] = state_of(run.rollout)
+        if name == "epo":
+            found["episodes"] = run.rollout["tracker"].episodes.sum(1)
+        torch.save(found, f"{distributed.RANK}_of_{distributed.WORLD_SIZE}.pt")
 
-        def noise_of_all(x):
-            if x.dim() != 3 or not arranged:
-                return randn_like(x)
-            steps.append(1)
-            columns = global_columns(x.shape[1], 1 if name == "pbt" else AGENTS[name])  # whose agents act one by one
-            generator = torch.Generator().manual_seed(len(steps))
-            return torch.randn(len(columns) * distributed.WORLD_SIZE, x.shape[2], generator=generator)[columns][None]
 
-        def arranged_randperm(n, **options):
-            if not arranged:
-                return randperm(n, **options)
-            return torch.arange(n) if distributed.RANK == 0 else torch.arange(n).flip(0)
+def record(name, found, patch):
+    """Put into found: run, gradients before each step, kls of each update, fitness (A,) that decides about agents."""
+    script = SCRIPTS[name]
+    clip = torch.nn.utils.clip_grad_norm_
+    adapt = script.adapt_learning_rate
+    Run = harness.Run
+
+    def recorded_clip(parameters, *args):
+        parameters = list(parameters)
+        found["gradients"].append(torch.cat([p.grad.flatten() for p in parameters if p.grad is not None]))
+        return clip(parameters, *args)
+
+    def recorded_adapt(lr, kl, threshold):
+        found["kls"].append(kl)
+        return adapt(lr, kl, threshold)
+
+    def recorded_run(*inputs):
+        found["run"] = Run(*inputs)
+        return found["run"]
+
+    patch.setattr(torch.nn.utils, "clip_grad_norm_", recorded_clip)
+    patch.setattr(script, "adapt_learning_rate", recorded_adapt)
+    patch.setattr(harness, "Run", recorded_run)
+    if name == "epo":
+        spread = script.fitness_spread
+
+        def recorded_spread(fitness, floor):
+            found["fitness"].append(fitness.clone())
+            return spread(fitness, floor)
+
+        patch.setattr(script, "fitness_spread", recorded_spread)
+    if name == "pbt":
+        exploit = script.exploit_and_explore
+
+        def recorded_exploit(agent, optimizer, fitness, rate):
+            found["fitness"].append(fitness.clone())
+            return exploit(agent, optimizer, fitness, rate)
+
+        patch.setattr(script, "exploit_and_explore", recorded_exploit)
+
+
+def arrange(name, patch):
+    """Noise and draws that two processes and one have in common."""
+    script = SCRIPTS[name]
+    randn_like = torch.randn_like
+    steps = []
+
+    def noise_of_all(x):
+        if x.dim() != 3:
+            return randn_like(x)
+        steps.append(1)
+        columns = global_columns(x.shape[1], 1 if name == "pbt" else AGENTS[name])  # whose agents act one by one
+        generator = torch.Generator().manual_seed(len(steps))
+        return torch.randn(len(columns) * distributed.WORLD_SIZE, x.shape[2], generator=generator)[columns][None]
+
+    def arranged_randperm(n, **options):
+        return torch.arange(n) if distributed.RANK == 0 else torch.arange(n).flip(0)
+
+    patch.setattr(torch, "randn_like", noise_of_all)
+    patch.setattr(torch, "randperm", arranged_randperm)
+    if hasattr(script, "offpolicy_batch"):
+        relabel = script.offpolicy_batch
 
         def arranged_relabel(agent, batch, rewards, next_obs, terminated, columns, *args):
             off = relabel(agent, batch, rewards, next_obs, terminated, columns, *args)
             blocks = global_columns(rewards.shape[1], AGENTS[name])[columns] % (48 // AGENTS[name])
-            off["is_offpolicy"] *= not arranged or blocks < 24 // AGENTS[name]
+            off["is_offpolicy"] *= blocks < 24 // AGENTS[name]
             return off
 
-        def recorded_adapt(lr, kl, threshold):
-            kls.append(kl)
-            return adapt(lr, kl, threshold)
-
-        def recorded_decision(decide, *inputs):
-            kls.extend((1.0 + inputs[2]).view(-1).tolist())  # episodes or fitness
-            return decide(*inputs)
-
-        def recorded_clip(parameters, *args):
-            parameters = list(parameters)
-            gradients.append(torch.cat([p.grad.flatten() for p in parameters if p.grad is not None]))
-            return clip(parameters, *args)
-
-        def recorded_run(args, state, saved=None):
-            runs.append(Run(args, state, saved))
-            return runs[0]
-
-        folder = pathlib.Path(folder)
-        folder.mkdir(parents=True, exist_ok=True)
-        os.chdir(folder)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Fixed, "agents", AGENTS[name])
-            patch.setattr(torch, "randn_like", noise_of_all)
-            patch.setattr(torch, "randperm", arranged_randperm)
-            patch.setattr(script, "offpolicy_batch", arranged_relabel, raising=False)
-            patch.setattr(script, "adapt_learning_rate", recorded_adapt)
-            patch.setattr(torch.nn.utils, "clip_grad_norm_", recorded_clip)
-            patch.setattr(harness, "Run", recorded_run)
-            for call in {"generation_is_due", "exploit_and_explore"} & vars(script).keys():
-                decide = functools.partial(recorded_decision, getattr(script, call))
-                patch.setattr(script, call, decide)
-            patch.setattr(torch.distributed, "destroy_process_group", lambda: None)  # the next job needs it
-            script.main(arguments.format(run=next(folder.glob("runs/*"), None)).split())
-        result = {"state": harness.run.state_dicts(runs[0].state), "gradient": gradients[0], "kls": kls}
-        if name == "epo":
-            result["fitness"] = runs[0].state["fitness"].per_agent()
-            result["finished"] = runs[0].state["fitness"].episodes.sum(1)
-        torch.save(result, f"{distributed.RANK}_of_{distributed.WORLD_SIZE}.pt")
+        patch.setattr(script, "offpolicy_batch", arranged_relabel)
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Jobs of every script in two processes, in folder/JOB/SCRIPT."""
+    """Jobs of every script in two processes, in folder/JOB/SCRIPT; `grown` begins in one process."""
     folder = tmp_path_factory.mktemp("distributed")
     jobs = [(name, f"{ONE_STEP} {OWN[name]}", f"{folder}/one_step/{name}", True) for name in SCRIPTS]
     for name in SCRIPTS:
         jobs.append((name, f"{RUN} {OWN[name]} --total-timesteps 1728", f"{folder}/whole/{name}", False))
         jobs.append((name, f"{RUN} {OWN[name]} --total-timesteps 864", f"{folder}/parts/{name}", False))
         jobs.append((name, "--resume {run} --total-timesteps 1728", f"{folder}/parts/{name}", False))
+    jobs += [(name, flags, f"{folder}/clockwork/{name}", False) for name, flags in CLOCKWORK.items()]
+    before = os.getcwd()
+    play([("sapg", f"{RUN} {OWN['sapg']} --total-timesteps 864", f"{folder}/grown/sapg", False)])
+    os.chdir(before)
+    jobs.append(("sapg", "--resume {run} --total-timesteps 1728", f"{folder}/grown/sapg", False))
     statuses, _, err = ended(launch(__file__, json.dumps(jobs)))
     assert statuses == [0, 0], err
     return folder
@@ -195,80 +254,106 @@ def test_two_processes_learn_what_one_learns(name, folder, tmp_path, monkeypatch
     """The first gradient, the normalisers, and what comes of them, with the same environments and noise."""
     monkeypatch.chdir(tmp_path)
     play([(name, f"{ONE_STEP} {OWN[name]}", str(tmp_path), True)])
-    (one,), two = results(tmp_path, 1), results(folder / "one_step" / name)
-    scale = one["gradient"].norm()
+    (one,) = results(tmp_path, 1)
+    two = results(folder / "one_step" / name)
+    scale = one["gradients"][0].norm()
     assert scale > 1e-3
     for each in two:
-        assert (each["gradient"] - one["gradient"]).norm() < 1e-6 * scale
-        for key, value in one["state"]["agent"].items():
-            torch.testing.assert_close(each["state"]["agent"][key], value, rtol=1e-6, atol=2e-6, msg=key)
-        for key, value in one["state"].get("discriminator", {}).items():
-            torch.testing.assert_close(each["state"]["discriminator"][key], value, rtol=1e-6, atol=2e-6, msg=key)
-        lr = [x["state"]["optimizer"]["param_groups"][0]["lr"] for x in (each, one)]
+        assert (each["gradients"][0] - one["gradients"][0]).norm() < 1e-6 * scale
+        for part in {"agent", "discriminator"} & one["learner"].keys():
+            for key, value in one["learner"][part].items():
+                torch.testing.assert_close(each["learner"][part][key], value, rtol=1e-6, atol=2e-6, msg=key)
+        lr = [x["learner"]["optimizer"]["param_groups"][0]["lr"] for x in (each, one)]
         assert lr[0] == lr[1]
-        means = (x["state"]["episodes"]["means"] for x in (each, one))
+        means = [x["rollout"]["episodes"]["means"] for x in (each, one)]
         torch.testing.assert_close(*means, equal_nan=True)
-        if name == "epo":
-            torch.testing.assert_close(each["fitness"], one["fitness"])
-            assert not one["fitness"].isnan().any()
-    if name == "epo":
-        torch.testing.assert_close(sum(each["finished"] for each in two), one["finished"])
     for scalar in ("charts/reward_per_step", "losses/entropy", "losses/value_loss"):
         assert logged(folder / "one_step" / name, scalar) == pytest.approx(logged(tmp_path, scalar), rel=1e-5)
-    ours = torch.cat([each["state"]["env"]["position"].view(AGENTS[name], -1, 2) for each in two], 1)
-    torch.testing.assert_close(ours.view(-1, 2), one["state"]["env"]["position"])
+    positions = [each["rollout"]["env"]["position"].view(AGENTS[name], -1, 2) for each in two]
+    torch.testing.assert_close(torch.cat(positions, 1).view(-1, 2), one["rollout"]["env"]["position"])
+    if name == "epo":
+        torch.testing.assert_close(sum(each["episodes"] for each in two), one["episodes"])
+
+
+@pytest.mark.parametrize("name", CLOCKWORK)
+def test_two_processes_judge_agents_as_one_does(name, folder, tmp_path, monkeypatch):
+    """Also where one process has fewer judged environments, and as soon, by the same episodes."""
+    monkeypatch.chdir(tmp_path)
+    play([(name, CLOCKWORK[name], str(tmp_path), False)])
+    (one,) = results(tmp_path, 1)
+    judged = [fitness for fitness in one["fitness"] if fitness.isfinite().all()]
+    assert len(judged) > 1
+    for each in results(folder / "clockwork" / name):
+        assert len(each["fitness"]) == len(one["fitness"])
+        for fitness, expected in zip(each["fitness"], one["fitness"]):
+            torch.testing.assert_close(fitness, expected, equal_nan=True)
 
 
 @every_script
 def test_all_processes_have_the_same_learner_and_their_own_environments(name, folder):
-    a, b = (result["state"] for result in results(folder / "whole" / name))
-    assert same(a["agent"], b["agent"]) and same(a["optimizer"], b["optimizer"])
-    assert same(a.get("discriminator"), b.get("discriminator"))
-    assert same(a["episodes"]["means"], b["episodes"]["means"])
-    kls = [result["kls"] for result in results(folder / "whole" / name)]
-    assert kls[0] == kls[1] and all(kls[0])
-    assert a["env"]["difficulty"] == b["env"]["difficulty"] == 1.0  # rank 0's curriculum
+    a, b = results(folder / "whole" / name)
+    assert differences(a["learner"], b["learner"]) == []
+    assert differences(a["rollout"]["episodes"]["means"], b["rollout"]["episodes"]["means"]) == []
+    assert differences(a["fitness"], b["fitness"]) == []
+    assert a["kls"] == b["kls"]
+    assert min(a["kls"]) > 0
+    for result in (a, b):
+        assert result["rollout"]["env"]["difficulty"] == 1.0  # rank 0's curriculum
     for key in ("obs", "lstm_state"):
-        assert not torch.equal(a[key], b[key])
-    assert not torch.equal(a["env"]["generator"], b["env"]["generator"])
+        assert not torch.equal(a["rollout"][key], b["rollout"][key])
+    assert not torch.equal(a["rollout"]["env"]["generator"], b["rollout"]["env"]["generator"])
     if name == "pbt":
-        assert a["last_copy"] == b["last_copy"] > 0
+        assert a["learner"]["last_copy"] > 0
     if name == "epo":
-        assert a["lineage_stats"]["generation"] > 1
-        assert same(a["lineage_stats"], b["lineage_stats"])
+        assert a["learner"]["lineage_stats"]["generation"] > 1
 
 
 @every_script
 def test_resumed_with_as_many_processes_is_uninterrupted(name, folder):
     whole, parts = (checkpoint(the_run(folder / job / name)) for job in ("whole", "parts"))
-    assert len(whole["other_processes"]) == 1 and whole["other_processes"][0]["state"].keys() < whole["state"].keys()
+    assert len(whole["rollout"]) == 2
     assert_same_state(whole, parts)
     for a, b in zip(results(folder / "whole" / name), results(folder / "parts" / name)):
-        assert same(a["state"], b["state"])
+        assert differences(a["learner"], b["learner"]) == []
+        assert differences(a["rollout"], b["rollout"]) == []
 
 
 @every_script
-def test_resumed_with_another_number_of_processes_begins_new_episodes(name, folder, monkeypatch, capsys):
-    before, run = folder / "parts" / name, the_run(folder / "parts" / name)
-    data, parts = (run / "checkpoint.pt").read_bytes(), checkpoint(run)
-    parts["state"]["env"]["difficulty"] = torch.tensor(3.0)
-    torch.save(parts, run / "checkpoint.pt")
-    monkeypatch.chdir(before)
+def test_resumed_with_fewer_processes_begins_new_episodes(name, folder, monkeypatch, capsys):
+    run = the_run(folder / "parts" / name)
+    data = (run / "checkpoint.pt").read_bytes()
+    before = checkpoint(run)
+    harder = checkpoint(run)
+    harder["rollout"][0]["env"]["difficulty"] = torch.tensor(3.0)
+    torch.save(harder, run / "checkpoint.pt")
+    monkeypatch.chdir(folder / "parts" / name)
     monkeypatch.setattr(Fixed, "agents", AGENTS[name])
     SCRIPTS[name].main(f"--resume {run} --total-timesteps 2160".split())
     saved = checkpoint(run)
     (run / "checkpoint.pt").write_bytes(data)  # other tests read it
-    line = "the checkpoint is of 2 processes, not 1: all episodes begin anew"
-    assert capsys.readouterr().out.splitlines().count(line) == 1
-    assert saved["iteration"] == 5 and saved["global_step"] == 2160 and saved["other_processes"] == []
-    assert saved["state"]["obs"].shape == (48, 3)
-    key, shares = ("0.obs_rms.count", 4) if name == "pbt" else ("obs_rms.count", 1)
-    assert saved["state"]["agent"][key] - checkpoint(run)["state"]["agent"][key] == 48 * 9 / shares  # it went on
-    assert saved["state"]["env"]["difficulty"] == 3.0
-    steps = [state["state"]["optimizer"]["state"][0]["step"] for state in (parts, saved)]
+    assert "begin anew" in capsys.readouterr().out
+    assert saved["iteration"] == 5
+    assert saved["global_step"] == 2160
+    assert len(saved["random"]) == 1
+    (rollout,) = saved["rollout"]
+    assert rollout["obs"].shape == (48, 3)
+    assert rollout["env"]["difficulty"] == 3.0
+    key, agents = ("0.obs_rms.count", 4) if name == "pbt" else ("obs_rms.count", 1)
+    assert saved["learner"]["agent"][key] - before["learner"]["agent"][key] == 48 * 9 / agents  # it went on
+    steps = [state["learner"]["optimizer"]["state"][0]["step"] for state in (before, saved)]
     assert 5 * steps[0] == 4 * steps[1] > 0
-    assert name != "epo" or saved["state"]["lineage_stats"]["generation"] > 1
-    assert saved["state"].get("last_copy", 10_000) >= checkpoint(run)["global_step"]  # pbt.py judges later episodes
+    if name == "epo":
+        assert saved["learner"]["lineage_stats"]["generation"] > 1
+    if name == "pbt":
+        assert saved["learner"]["last_copy"] >= before["learner"]["last_copy"]
+
+
+def test_resumed_with_more_processes_each_draws_its_own_numbers(folder):
+    saved = checkpoint(the_run(folder / "grown" / "sapg"))
+    assert saved["iteration"] == 4
+    a, b = saved["random"]
+    for generator in ("python", "numpy", "torch"):
+        assert differences(a[generator], b[generator]) != []
 
 
 # ---------------------------------------------------------------- refusals
@@ -278,13 +363,16 @@ def test_what_several_processes_cannot_share_is_refused(monkeypatch, capsys):
     monkeypatch.setattr(distributed, "start", lambda: None)
     monkeypatch.setattr(distributed, "WORLD_SIZE", 2)
     line = refused(ppo, "--no-cuda --env-id Moat --num-envs 8 --num-minibatches 5", capsys)
-    assert line == "--num-minibatches 5: must be at most the environments of a process"
+    assert line.startswith("--num-minibatches 5: ")
 
 
 def test_a_refusal_ends_all(tmp_path):
     statuses, out, err = ended(launch(ROOT / "ppo.py", "--no-cuda", "--env-id", "Moat", "--num-envs", "25"))
-    assert statuses == [2, 2] and out == "" and not list(tmp_path.iterdir())
-    assert set(err.splitlines()) == {"--num-envs 25: must be a multiple of 2, agents times processes"}
+    assert statuses == [2, 2]
+    assert out == ""
+    for line in err.splitlines():
+        assert line.startswith("--num-envs 25: ")
+    assert list(tmp_path.iterdir()) == []
 
 
 # ---------------------------------------------------------------- ends
@@ -292,15 +380,17 @@ def test_a_refusal_ends_all(tmp_path):
 
 def test_a_signal_to_one_process_stops_all_after_the_same_iteration(tmp_path):
     first, second = processes = launch(ROOT / "sapg.py", *LONG.split(), *POPULATION.split())
-    for _ in range(4):
-        assert first.stdout.readline()
+    while " steps " not in first.stdout.readline():
+        pass
     second.send_signal(signal.SIGTERM)
     statuses, out, err = ended(processes)
-    assert statuses == [128 + signal.SIGTERM] * 2 and "Traceback" not in err
+    assert statuses == [128 + signal.SIGTERM] * 2
+    assert "Traceback" not in err
     *_, last, farewell = out.splitlines()
-    assert farewell == f"stopped; to resume: python sapg.py --resume {the_run(tmp_path)}"
+    assert farewell.endswith(f"--resume {the_run(tmp_path)}")
     saved = checkpoint(the_run(tmp_path))
-    assert f"{saved['global_step']:,}" in last and len(saved["other_processes"]) == 1
+    assert f"{saved['global_step']:,} steps" in last
+    assert len(saved["rollout"]) == 2
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -311,14 +401,16 @@ def test_when_one_is_killed_all_end_within_a_minute_and_the_run_can_go_on(rank, 
     processes[rank].kill()
     killed = time.monotonic()
     statuses, *_ = ended(processes)
-    assert time.monotonic() - killed < 60 and 0 not in statuses
+    assert time.monotonic() - killed < 60
+    assert 0 not in statuses
     saved = checkpoint(the_run(tmp_path))
-    assert len(saved["other_processes"]) == 1
+    assert len(saved["rollout"]) == 2
     if rank == 0:  # whichever was killed, rank 0 wrote the checkpoint
         steps = saved["global_step"] + 2 * 64 * 16
         flags = ["--no-cuda", "--resume", the_run(tmp_path), "--total-timesteps", steps]
         statuses, out, err = ended(launch(ROOT / "epo.py", *flags))
-        assert statuses == [0, 0] and "begin anew" not in out, err
+        assert statuses == [0, 0], err
+        assert "begin anew" not in out
         assert checkpoint(the_run(tmp_path))["iteration"] == saved["iteration"] + 2
 
 
