@@ -208,8 +208,8 @@ def arrange(name, patch):
     if hasattr(script, "offpolicy_batch"):
         relabel = script.offpolicy_batch
 
-        def arranged_relabel(agent, batch, rewards, next_obs, terminated, columns, *args):
-            off = relabel(agent, batch, rewards, next_obs, terminated, columns, *args)
+        def arranged_relabel(agent, batch, rewards, next_obs, terminated, ends, columns, *args):
+            off = relabel(agent, batch, rewards, next_obs, terminated, ends, columns, *args)
             blocks = global_columns(rewards.shape[1], AGENTS[name])[columns] % (48 // AGENTS[name])
             off["is_offpolicy"] *= blocks < 24 // AGENTS[name]
             return off
