@@ -69,9 +69,9 @@ class Fixed(Drift):
 
 
 class Clockwork(Fixed):
-    """The length and objective of an episode depend only on its environment's place among the twelve of its agent.
+    """An episode's length depends only on its environment's place among the twelve of its agent.
 
-    The last one's episode does not end, so it is never judged.
+    Its objective says where and when it ended. The last environment's does not end, so that one is never judged.
     """
 
     max_episode_steps = 1_000
@@ -80,13 +80,15 @@ class Clockwork(Fixed):
         super().__init__(num_envs, device, seed)
         self.place = global_columns(num_envs, self.agents) % 12
         self.limit = torch.tensor([3, 4, 5, 6, 14, 3, 4, 5, 6, 7, 8, 1_000])[self.place]
+        self.now = 0
 
     def advance(self, action):
-        reward, ends, truncated = super().advance(action)
+        reward, _, truncated = super().advance(action)
+        self.now += 1
         return reward, self.episode_length >= self.limit, truncated
 
     def objective(self):
-        return self.place.float()
+        return (100 * self.place + self.now).float()
 
 
 def global_columns(num_envs, agents):
