@@ -23,7 +23,9 @@ def train(script, flags):
     try:
         script.main(shlex.split(flags))
     except SystemExit as end:
-        return end.code if end.code is not None else 0
+        if isinstance(end.code, str):  # a message for standard error
+            return 1
+        return end.code or 0
     return 0
 
 

@@ -5,7 +5,7 @@ import os
 import pathlib
 import re
 import shutil
-from dataclasses import fields
+from dataclasses import dataclass, fields
 
 import pytest
 import torch
@@ -15,6 +15,7 @@ import envs
 import epo
 import evaluate
 import export
+import harness
 import pbt
 import ppo
 import sapg
@@ -24,13 +25,15 @@ from tests.scripts.conftest import ROOT, start, train
 
 SCRIPTS = {"ppo": ppo, "sapg": sapg, "cpo": cpo, "epo": epo, "pbt": pbt}
 POPULATION = {ppo: "", **dict.fromkeys((sapg, cpo, epo, pbt), "--num-agents 4")}
-NUMBER = r"-?[\d.]+"
-PROGRESS = re.compile(
-    rf" *[\d,]+ steps \| (return +{NUMBER} \| objective +{NUMBER}( \(\d+ iterations? ago\))?"
-    rf"|no episode of agent 0 yet, reward per step {NUMBER}"
-    rf"|leader {NUMBER} \(\d+ (episodes?|iterations? ago)\)(, median {NUMBER})?, best {NUMBER})"
-    r"( \| generation \d+)? \| [\d,]+/s \| (\d+ days?, )?\d+:\d\d:\d\d left"
-)
+
+
+def lines_of(out):
+    """The terminal's lines of iterations, and what they say between the steps and the speed."""
+    lines = [line for line in out.splitlines() if " steps | " in line]
+    for line in lines:
+        assert len(line) <= 120
+        assert "nan" not in line
+    return [line.split(" steps | ")[1].rsplit(" | ", 2)[0] for line in lines]
 
 
 def flag(name):
@@ -44,23 +47,35 @@ def flag(name):
 def test_every_row_of_its_table_is_accepted(script):
     for env_id in envs.TASKS:
         args = parse(script, f"--no-cuda --env-id {env_id} --num-envs 8 --num-minibatches 4 {POPULATION[script]}")
-        assert args.env_id == env_id and args.num_iterations > 0
+        assert args.env_id == env_id
+        assert args.num_iterations > 0
         script.Agent(3, 2, args)
 
 
-@every_script
+@pytest.mark.parametrize("script", POPULATION, ids=lambda script: script.__name__)
 def test_before_the_first_episode_ends_the_terminal_shows_the_reward_per_step(script, capsys):
     """Drift's episodes end within 7 steps; here an iteration is 2."""
-    script.main(f"{TINY} {POPULATION[script]} --num-envs 4 --num-steps 2 --total-timesteps 135 --seed 3".split())
-    lines = [line for line in capsys.readouterr().out.splitlines() if " steps " in line]
-    assert len(lines) == 16 and all(map(PROGRESS.fullmatch, lines)) and max(map(len, lines)) <= 120
-    shown = ["reward per step" in line for line in lines]
-    assert shown[0] and not shown[-1] and shown == sorted(shown, reverse=True)  # then returns, for good
-    ago = ["ago)" in line for line in lines[sum(shown) :]]
-    assert not all(ago) and any(ago) == (script is not pbt)
-    rewards = {event.step: event.value for event in scalars(the_run(), "charts/reward_per_step")}
-    number = float(re.search(rf"reward per step ({NUMBER})", lines[0]).group(1))
-    assert number == pytest.approx(rewards[8], abs=1e-4)
+    script.main(f"{TINY} {POPULATION[script]} --num-envs 8 --num-steps 2 --total-timesteps 256 --seed 3".split())
+    lines = lines_of(capsys.readouterr().out)
+    assert len(lines) == 16
+    rewards = scalars(the_run(), "charts/reward_per_step")
+    assert f"{rewards[0].value:.4f}" in lines[0]
+    waiting = ["no episode" in line for line in lines]
+    assert waiting[0]
+    assert not waiting[-1]
+    assert waiting == sorted(waiting, reverse=True)  # then results, for good
+    if script is pbt:
+        assert not any("leader" in line for line in lines)
+
+
+def test_epos_line_says_what_a_generation_waits_for(capsys):
+    """The gap and the threshold of Eq. 3, while no generation comes."""
+    epo.main(f"{TINY} --num-agents 4 --ga-threshold 1e6 --ga-warmup 0 --total-timesteps 1728".split())
+    line = lines_of(capsys.readouterr().out)[-1]
+    gap, threshold = (scalars(the_run(), f"evolution/{key}")[-1].value for key in ("fitness_gap", "threshold"))
+    assert "generation 0" in line
+    assert f"{gap:.2g}" in line
+    assert f"{threshold:.2g}" in line
 
 
 def documented(script):
@@ -82,16 +97,14 @@ def test_what_is_logged_is_what_the_documents_say(script, flags, capsys):
     if script not in (ppo, pbt):
         flags += " --diagnostics-interval 4"
     script.main(f"{flags} {POPULATION[script]}".split())
-    events, steps = written(the_run()), [64 * 32 * i for i in range(1, 21)]
-    tags = {name.replace("/text_summary", "") for group in ("scalars", "images", "histograms", "tensors")
-            for name in events.Tags()[group]}  # fmt: skip
-    *_, line, _ = capsys.readouterr().out.splitlines()
-    keys = {"return": "charts/leader_return", "leader": "charts/leader_objective",
-            "median": "population/objective_median", "best": "charts/best_agent_objective"}  # fmt: skip
-    words = {ppo: ["return"], pbt: ["median", "best"]}.get(script, ["leader", "median", "best"])
-    shown = [float(re.search(rf"{word} +({NUMBER})", line)[1]) for word in words]
-    assert shown == pytest.approx([events.Scalars(keys[word])[-1].value for word in words], abs=0.006)
-    assert line.endswith(" 0:00:00 left")
+    events = written(the_run())
+    steps = [64 * 32 * i for i in range(1, 21)]
+    groups = [events.Tags()[group] for group in ("scalars", "images", "histograms", "tensors")]
+    tags = {name.replace("/text_summary", "") for names in groups for name in names}
+    line = lines_of(capsys.readouterr().out)[-1]
+    keys = {ppo: ["charts/leader_return", "charts/leader_objective"], pbt: ["population/objective_median"]}
+    for key in keys.get(script, ["charts/leader_objective", "population/objective_median"]):
+        assert f"{events.Scalars(key)[-1].value:.2f}" in line
     assert tags - {"hyperparameters"} <= documented(script)
     assert documented(script) - tags <= {"evolution/heritability"}  # once three children differ
     for key in events.Tags()["scalars"]:
@@ -100,13 +113,16 @@ def test_what_is_logged_is_what_the_documents_say(script, flags, capsys):
             assert logged == steps[3::4], key
         elif "evolution/" not in key:  # once fitness is known
             # after five iterations whole episodes, of 128 steps, have ended in each agent's environments
-            assert set(steps[5:]) <= set(logged) <= set(steps), key
+            assert set(steps[5:]) <= set(logged), key
+            assert set(logged) <= set(steps), key
     (hyperparameters,) = events.Tensors("hyperparameters/text_summary")
     table = hyperparameters.tensor_proto.string_val[0].decode()
-    assert "|env_id|Moat|" in table and "|num_envs|64|" in table and "|num_steps|32|" in table
+    for row in ("|env_id|Moat|", "|num_envs|64|", "|num_steps|32|"):
+        assert row in table
     if script is epo:
         lineage = events.Tensors("evolution/lineage/text_summary")
-        assert sum(event.value for event in events.Scalars("evolution/fired")) == len(lineage) > 0
+        assert len(lineage) > 0
+        assert sum(event.value for event in events.Scalars("evolution/fired")) == len(lineage)
         for i, event in enumerate(lineage, 1):
             text = event.tensor_proto.string_val[0].decode()
             assert re.fullmatch(rf"{i}: [1-3] <- [1-3], [1-3]; fitness( [-.e\d]+){{4}}", text)
@@ -129,9 +145,13 @@ def test_help_lists_every_flag_and_the_tasks_defaults(script, capsys):
 @every_script
 @pytest.mark.parametrize("env_id", hyperparameters.CPU)
 def test_without_a_gpu_the_output_says_how_to_get_the_tuned_settings_back(script, env_id, capsys):
-    flags, sixfold = f"--no-cuda --env-id {env_id}", 2_046 if "Held" in env_id else 1_020
-    args, out = parse(script, flags), " ".join(capsys.readouterr().out.split())
-    assert (args.num_envs - args.num_envs % 6, tuple(args.hidden_sizes), args.lstm) == (sixfold, (256, 128, 64), False)
+    flags = f"--no-cuda --env-id {env_id}"
+    sixfold = 2_046 if "Held" in env_id else 1_020
+    args = parse(script, flags)
+    out = " ".join(capsys.readouterr().out.split())
+    assert args.num_envs - args.num_envs % 6 == sixfold
+    assert args.hidden_sizes == (256, 128, 64)
+    assert not args.lstm
     restored = parse(script, f"{flags} {out.split('sized for a CPU; for a GPU: ')[1]}")
     for name, value in tuned(script)[env_id].items():
         blocks = getattr(args, "num_agents", 1)
@@ -144,7 +164,8 @@ def test_the_resolved_flags_are_printed_and_give_the_same_run(script, capsys):
     args = parse(script, "--no-cuda --env-id AllegroKukaThrow --num-steps 4 --hidden-sizes 8 9 --separate-critic")
     words = capsys.readouterr().out.split("sized for")[0].split()
     assert words[:3] == [f"{script.__name__}.py", "--env-id", "AllegroKukaThrow"]
-    assert {"--num-steps", "--separate-critic", "--no-cuda"} <= set(words) and "--gamma" not in words
+    assert {"--num-steps", "--separate-critic", "--no-cuda"} <= set(words)
+    assert "--gamma" not in words
     assert parse(script, " ".join(words[1:])) == args
 
 
@@ -152,7 +173,8 @@ def test_the_resolved_flags_are_printed_and_give_the_same_run(script, capsys):
 def test_any_flag_given_wins_over_the_defaults_without_a_gpu(flags, name, value):
     plain = vars(parse(epo, "--no-cuda --env-id AllegroKukaRegrasping"))
     args = vars(parse(epo, f"--no-cuda --env-id AllegroKukaRegrasping {flags}"))
-    assert args[name] == value != plain[name]
+    assert args[name] == value
+    assert plain[name] != value
     assert {key for key in args if args[key] != plain[key]} <= {name, "num_iterations"}
 
 
@@ -161,11 +183,33 @@ def test_with_a_gpu_the_papers_row_stands(script, monkeypatch, capsys):
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.set_device", lambda device: None)
     args = parse(script, "--env-id AllegroKukaRegrasping --engine mujoco")
-    assert all(getattr(args, name) == value for name, value in tuned(script)["AllegroKukaRegrasping"].items())
+    row = tuned(script)["AllegroKukaRegrasping"]
+    assert {name: getattr(args, name) for name in row} == row
     assert args.device == "cuda:0"
     with pytest.raises(SystemExit):
         parse(script, "--env-id AllegroKukaRegrasping --engine mujoco --bf16")
-    assert capsys.readouterr().err.startswith("--bf16 True: must be off with --lstm")
+    assert capsys.readouterr().err.startswith("--bf16 True: ")
+
+
+@dataclass
+class Fork(ppo.Args):
+    """As in a copy of a script, with a flag of its own."""
+
+    log_std_min: float = -5.0
+
+
+def test_a_flag_of_a_copy_may_have_any_value():
+    args, _ = harness.parse_args(Fork, {}, argv=["--no-cuda", "--env-id", "Moat"])
+    assert args.log_std_min == -5.0
+    args, _ = harness.parse_args(Fork, {}, argv=["--no-cuda", "--env-id", "Moat", "--log-std-min", "-3"])
+    assert args.log_std_min == -3.0
+
+
+@pytest.mark.parametrize("steps", [999_999_999, 1_999_999_999, 9_999_999_999])
+def test_pbts_schedule_has_no_jump_in_the_length_of_the_run(steps):
+    shorter, longer = (parse(pbt, f"--no-cuda --env-id Moat --total-timesteps {n}") for n in (steps, steps + 1_000_000))
+    assert longer.pbt_start == pytest.approx(shorter.pbt_start, rel=0.01)
+    assert longer.pbt_interval == pytest.approx(shorter.pbt_interval, rel=0.01)
 
 
 # ---------------------------------------------------------------- bad input
@@ -176,65 +220,70 @@ RATIO = "--num-agents 4 --aggregation leader-follower --off-policy-ratio"
 
 
 @pytest.mark.parametrize("script, flags, name, valid", [  # name: flag and value
-    (ppo, "--env-id Moot", "--env-id Moot", "did you mean Moat"),
-    (ppo, "--env-id nowhere:Task", "--env-id nowhere:Task", "no module named nowhere; must be in the working"),
-    (ppo, "--env-id envs.tasks.moat:Goat", "--env-id envs.tasks.moat:Goat", "must be package.module:Class"),
-    (ppo, "--env-id Cartpole --engine isaacgym", "--engine isaacgym", r"needs Python 3\.8, this is 3\."),
-    (ppo, "--env-id Cartpole --engine physx", "--engine physx", "valid here: auto, mujoco"),
-    (ppo, "--env-id Moat --engine mujoco", "--engine mujoco", "must be auto, this task steps itself"),
+    (ppo, "--env-id Moot", "--env-id Moot", "Moat"),
+    (ppo, "--env-id nowhere:Task", "--env-id nowhere:Task", "nowhere"),
+    (ppo, "--env-id envs.tasks.moat:Goat", "--env-id envs.tasks.moat:Goat", "package.module:Class"),
+    (ppo, "--env-id Cartpole --engine isaacgym", "--engine isaacgym", "3.8"),
+    (ppo, "--env-id Cartpole --engine physx", "--engine physx", "auto, mujoco"),
+    (ppo, "--env-id Moat --engine mujoco", "--engine mujoco", "auto"),
     (ppo, "--env-id Moat --num-envs 0", "--num-envs 0", "above 0"),
-    (ppo, f"{MOAT_64} --num-minibatches 65", "--num-minibatches 65", "at most the environments"),
+    (ppo, f"{MOAT_64} --num-minibatches 65", "--num-minibatches 65", "environments"),
     (ppo, f"{MOAT_64} --learning-rate nan", "--learning-rate nan", "at least 0"),
-    (sapg, f"{MOAT_64} --num-agents 5", "--num-envs 64", "must be a multiple of 5"),
+    (ppo, f"{MOAT_64} --seed {2**32}", f"--seed {2**32}", "below 2^32"),
+    (ppo, f"{MOAT_64} --hidden-sizes", "--hidden-sizes ", "at least 1"),
+    (ppo, f"{MOAT_64} --hidden-sizes 64 0", "--hidden-sizes 64 0", "at least 1"),
+    (ppo, f"{MOAT_64} --lstm --lstm-size 0", "--lstm-size 0", "above 0"),
+    (sapg, f"{MOAT_64} --num-agents 5", "--num-envs 64", "multiple of 5"),
     (sapg, f"{MOAT_64} --num-agents 0", "--num-agents 0", "above 0"),
-    (sapg, f"{MOAT_64} {RATIO} 3.5", "--off-policy-ratio 3.5", r"at most 3\b"),
-    (cpo, f"{MOAT_64} {RATIO} 3.5", "--off-policy-ratio 3.5", r"at most 3\b"),
-    (cpo, f"{MOAT_64} --num-agents 4 --off-policy-ratio 2", "--off-policy-ratio 2.0", r"at most 1\b"),
+    (sapg, f"{MOAT_64} {RATIO} 3.5", "--off-policy-ratio 3.5", "at most 3 "),
+    (cpo, f"{MOAT_64} {RATIO} 3.5", "--off-policy-ratio 3.5", "at most 3 "),
+    (cpo, f"{MOAT_64} --num-agents 4 --off-policy-ratio 2", "--off-policy-ratio 2.0", "at most 1 "),
     (cpo, f"{MOAT_64} --num-agents 4 --awac-temperature 0", "--awac-temperature 0.0", "above 0"),
-    (epo, f"{MOAT_64} {RATIO} 3.5", "--off-policy-ratio 3.5", r"at most 3\b"),
+    (epo, f"{MOAT_64} {RATIO} 3.5", "--off-policy-ratio 3.5", "at most 3 "),
     (epo, f"{MOAT_64} --num-agents 2", "--num-agents 2", "at least 4"),
-    (epo, f"{MOAT_64} --num-agents 8 --num-elites 1", "--num-elites 1", "between 2 and 6"),
-    (epo, f"{MOAT_64} --num-agents 8 --num-elites 7", "--num-elites 7", "between 2 and 6"),
-    (pbt, f"{MOAT_64} --num-agents 8 --num-minibatches 9", "--num-minibatches 9", "at most 8, an agent's environments"),
-    (ppo, f"{MOAT_64} --lstm --bf16", "--bf16 True", "off with --lstm.* needs AVX-512"),
+    (epo, f"{MOAT_64} --num-agents 8 --num-elites 1", "--num-elites 1", "2 and 6"),
+    (epo, f"{MOAT_64} --num-agents 8 --num-elites 7", "--num-elites 7", "2 and 6"),
+    (pbt, f"{MOAT_64} --num-agents 8 --num-minibatches 9", "--num-minibatches 9", "at most 8"),
+    (ppo, f"{MOAT_64} --lstm --bf16", "--bf16 True", "AVX-512"),
 ], ids=lambda x: x.__name__ if hasattr(x, "__name__") else None)  # fmt: skip
 def test_bad_input_is_one_line_before_anything_is_created(script, flags, name, valid, capsys, monkeypatch):
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
     assert train(script, f"--no-cuda {flags}") == 2
     captured = capsys.readouterr()
     (line,) = captured.err.splitlines()
-    assert line.startswith(f"{name}: ") and re.search(valid, line), line
-    assert script is pbt or captured.out == ""  # pbt.py has made its environments by then
-    assert not list(pathlib.Path().iterdir())
+    assert line.startswith(f"{name}: ")
+    assert valid in line
+    assert captured.out == ""
+    assert list(pathlib.Path().iterdir()) == []
 
 
 # ---------------------------------------------------------------- what README and docs/ promise
 
 
 def write_own_tasks():
-    """Save the documents' custom tasks as they say. Returns module:Class -> source."""
+    """Save the documents' custom tasks as they say. Returns their env ids."""
     text = documents()
     adapters = "|".join(envs.ADAPTERS)
-    found = {}
+    found = set()
     for source, name in re.findall(r"```python\n((?:(?!```).)*?class (\w+)\(VectorEnv\).*?)```", text, re.DOTALL):
         (env_id,) = set(re.findall(rf"--env-id (?!{adapters})(\w+:{name})\b", text))
         pathlib.Path(f"{env_id.split(':')[0]}.py").write_text(source)
-        found[env_id] = source
+        found.add(env_id)
     return found
 
 
-@pytest.mark.parametrize("env_id, engine, lines", [("reach:Reach", "torch", 30), ("swing:Pendulum", "mujoco", 60)])
-def test_the_documents_own_tasks_train(env_id, engine, lines):
-    tasks = write_own_tasks()
-    assert len(tasks) == 2 and len(tasks[env_id].splitlines()) <= lines
+@pytest.mark.parametrize("env_id, engine", [("reach:Reach", "torch"), ("swing:Pendulum", "mujoco")])
+def test_the_documents_own_tasks_train(env_id, engine):
+    assert env_id in write_own_tasks()
     module, name = env_id.split(":")
     flags = "--engine mujoco" if engine == "mujoco" else ""
     flags += f" --no-cuda --env-id {env_id} --num-envs 32 --num-steps 64 --total-timesteps 8192"
     process = start(ppo, flags)
     out, err = process.communicate(timeout=120)
-    assert process.returncode == 0 and f"{env_id}: engine {engine}, cpu, " in out, err
-    *_, last, farewell = out.splitlines()
-    assert PROGRESS.fullmatch(last) and "return" in last and farewell.startswith("finished: python evaluate.py ")
+    assert process.returncode == 0, err
+    assert f"{env_id}: engine {engine}, cpu, " in out
+    assert "return" in lines_of(out)[-1]
+    assert "python evaluate.py " in out.splitlines()[-1]
     assert re.fullmatch(rf"{module}-{name}__ppo__1__\d+", the_run().name)
 
 
@@ -264,7 +313,9 @@ def test_the_documents_commands_run(monkeypatch):
             export.main(words)
             assert os.path.exists(words[1])
     played = [script for script, _ in commands if script in ("evaluate", "export")]
-    assert len(runs) == 3 and len(played) >= 4 and "export" in played
+    assert {"ppo", "sapg", "epo"} <= runs.keys()
+    assert set(played) == {"evaluate", "export"}
+    assert len(played) >= 4
     for name in re.findall(r"(?:python|diff|pip install -r) ([\w/-]+\.\w+)", documents()):
         assert (ROOT / name).is_file() or name == "mine.py", name
 

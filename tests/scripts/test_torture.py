@@ -1,4 +1,4 @@
-"""Kills, signals and full disks: what was saved is never lost, and what could not be saved is said."""
+"""Kills, signals and a full disk: what was saved is never lost, and what could not be saved is said."""
 
 import os
 import pathlib
@@ -15,8 +15,8 @@ import epo
 import harness.checkpoints
 import harness.run
 import ppo
-from tests.conftest import scalars, the_run
-from tests.scripts.conftest import assert_same_state, checkpoint, start, train
+from tests.conftest import the_run
+from tests.scripts.conftest import assert_same_state, checkpoint, refused, start, train
 
 STEPS = 16 * 8  # of an iteration
 FLAGS = "--no-cuda --env-id Moat --num-envs 16 --num-steps 8 --num-minibatches 2 --update-epochs 1 --hidden-sizes 8"
@@ -45,9 +45,10 @@ def send(*signals):
 def started(script, flags):
     """A process that has finished an iteration, and that iteration's line."""
     process = start(script, flags)
-    while " steps " not in (line := process.stdout.readline()):
-        assert line, process.stderr.read()
-    return process, line
+    for line in process.stdout:
+        if " steps " in line:
+            return process, line
+    raise AssertionError(process.stderr.read())
 
 
 # ---------------------------------------------------------------- kills
@@ -58,18 +59,20 @@ def started(script, flags):
 ], ids=["ppo", "epo", "forty"])  # fmt: skip
 def test_a_killed_run_loses_nothing(script, kills):
     """SIGKILL at random moments; what is left is whole, resumes, and is an uninterrupted run, bit by bit."""
-    moments, fresh, folder = random.Random(kills), f"{FLAGS} {POPULATION[script]}", None
+    moments = random.Random(kills)
+    fresh = f"{FLAGS} {POPULATION[script]}"
+    flags = fresh
     for _ in range(kills):
-        process, line = started(script, f"--no-cuda --resume {folder} {ENDLESS}" if folder else f"{fresh} {ENDLESS}")
+        process, line = started(script, f"{flags} {ENDLESS}")
         time.sleep(moments.uniform(0.0, 0.3))
         process.kill()
         rest, err = process.communicate()
         assert err == ""
         printed = [line, *rest.splitlines()[:-1]]  # the last line may be half of one
-        folder, last = the_run(), int(printed[-1].split()[0].replace(",", ""))
-        saved = harness.load_checkpoint(str(folder))
-        assert saved["global_step"] >= last
-    folder.rename("killed")
+        saved = harness.load_checkpoint(str(the_run()))
+        assert saved["global_step"] >= int(printed[-1].split()[0].replace(",", ""))
+        flags = f"--no-cuda --resume {the_run()}"
+    the_run().rename("killed")
     train(script, f"{fresh} --total-timesteps {saved['global_step']} --checkpoint-interval 0")
     assert_same_state(checkpoint(the_run()), saved)
 
@@ -100,11 +103,11 @@ def test_at_every_moment_checkpoint_pt_is_a_whole_one(module, name, after, monke
 
 def test_a_second_process_on_a_folder_is_refused(capsys):
     first, _ = started(ppo, f"{FLAGS} {ENDLESS}")
-    status, folder = train(ppo, f"--no-cuda --resume {the_run()} {ENDLESS}"), the_run()
+    folder = the_run()
+    line = refused(ppo, f"--no-cuda --resume {folder} {ENDLESS}", capsys)
     first.kill()
     first.communicate()
-    assert status == 2
-    assert capsys.readouterr().err == f"--resume {folder.resolve()}: another process is training in this folder\n"
+    assert line.startswith(f"--resume {folder.resolve()}: ")
     assert train(ppo, f"--no-cuda --resume {folder} --total-timesteps {checkpoint(folder)['global_step'] + STEPS}") == 0
 
 
@@ -120,17 +123,21 @@ def hangup():
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1])
-def test_the_first_signal_saves_and_the_run_goes_on_from_there(signum, hangup, monkeypatch, capfd):
-    handler, times = signal.getsignal(signum), 2 if signum == signal.SIGHUP else 1  # as bash may send it
+def test_the_first_signal_saves_and_the_run_goes_on_from_there(signum, hangup, monkeypatch, capsys):
+    handler = signal.getsignal(signum)
+    filmed = []
+    monkeypatch.setattr(harness.run.Run, "film", lambda self, global_step: filmed.append(global_step))
     with monkeypatch.context() as patch:
-        between(patch, {3: lambda: send(*[signum] * times)})
-        assert train(ppo, f"{FLAGS} {EIGHT} --capture-video") == 128 + signum  # and waits for no film
-    out, err = capfd.readouterr()
-    assert signal.getsignal(signum) == handler and checkpoint(the_run())["iteration"] == 3
-    assert out.splitlines()[-1] == f"stopped; to resume: python ppo.py --resume {the_run().resolve()}"
-    assert err == "stopping after this iteration (Ctrl-C again: now, iterations lost: 3)\n" * times
+        between(patch, {3: lambda: send(signum)})
+        assert train(ppo, f"{FLAGS} {EIGHT} --capture-video") == 128 + signum
+    assert filmed == []  # a run that has to end waits for no film
+    assert signal.getsignal(signum) == handler
+    assert checkpoint(the_run())["iteration"] == 3
+    assert capsys.readouterr().out.splitlines()[-1].endswith(f"python ppo.py --resume {the_run().resolve()}")
     between(monkeypatch, {8: lambda: send(signum)})  # in the last iteration there is nothing to stop
-    assert train(ppo, f"--no-cuda --resume {the_run()}") == 0 and checkpoint(the_run())["iteration"] == 8
+    assert train(ppo, f"--no-cuda --resume {the_run()}") == 0
+    assert checkpoint(the_run())["iteration"] == 8
+    assert filmed == [8 * STEPS]
 
 
 def test_the_second_signal_ends_the_run_at_once(monkeypatch):
@@ -142,64 +149,42 @@ def test_the_second_signal_ends_the_run_at_once(monkeypatch):
 def test_nohup_outlives_the_terminal(hangup, monkeypatch):
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     between(monkeypatch, {3: lambda: send(signal.SIGHUP)})
-    assert train(ppo, f"{FLAGS} {EIGHT}") == 0 and checkpoint(the_run())["iteration"] == 8
+    assert train(ppo, f"{FLAGS} {EIGHT}") == 0
+    assert checkpoint(the_run())["iteration"] == 8
 
 
 @pytest.mark.parametrize("gone", [False, True])
 def test_ctrl_c_in_a_terminal(gone):
-    """Standard error may be gone: `2>&1 | tee log` ends first."""
+    """Standard error may be gone: in `2>&1 | tee log` Ctrl-C ends tee first."""
     process, _ = started(epo, f"{FLAGS} {POPULATION[epo]} --total-timesteps 1000000000000")
     if gone:
         process.stderr.close()
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
-    assert process.returncode == 130 and (gone or len(err.splitlines()) == 1)
+    assert process.returncode == 130
+    if not gone:
+        assert len(err.splitlines()) == 1  # which says that the run is about to end
     assert f"{checkpoint(the_run())['global_step']:,} steps" in out.splitlines()[-2]
 
 
-# ---------------------------------------------------------------- full disks
+# ---------------------------------------------------------------- a full disk
 
 
-thread_of_the_log = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-
-
-@pytest.fixture
-def disk():
-    """fill(), free(): no file can grow beyond a few bytes, as on a full disk."""
+@pytest.mark.parametrize("full, iteration, status", [({3, 4}, 8, 0), ({8}, 7, 1)], ids=["for a while", "at the end"])
+def test_a_checkpoint_that_does_not_fit_on_the_disk_is_no_reason_to_end(full, iteration, status, monkeypatch, capsys):
+    """Training goes on, and the next one may fit. Where the last one does not, the run does not end well."""
+    save = harness.run.save_checkpoint
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    yield (
-        lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (8, before[1])),
-        lambda: resource.setrlimit(resource.RLIMIT_FSIZE, before),
-    )
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
+    def save_on_a_full_disk(path, saved):
+        if saved["iteration"] in full:  # no file can grow beyond a few bytes
+            resource.setrlimit(resource.RLIMIT_FSIZE, (8, before[1]))
+        try:
+            save(path, saved)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
-@thread_of_the_log
-def test_a_full_disk_is_said_once_each_time_and_training_goes_on(disk, monkeypatch, capsys):
-    fill, free = disk
-    between(monkeypatch, {2: fill, 4: free, 5: fill, 7: free})
-    assert train(ppo, f"{FLAGS} {EIGHT} {EVERY_ITERATION}") == 0
-    said = capsys.readouterr().err.splitlines()
-    assert [line.split(":")[0] for line in said] == ["no checkpoint", "no log"] * 2
-    assert all("File too large" in line and line.endswith("; training goes on") for line in said)
-    assert checkpoint(the_run())["iteration"] == 8 and not list(the_run().glob("*.tmp"))
-    logged = {event.step // STEPS for event in scalars(the_run(), "charts/learning_rate")}
-    assert {1, 4, 7, 8} <= logged
-
-
-@thread_of_the_log
-def test_training_goes_on_where_nothing_can_be_said(disk, monkeypatch):
-    """The log of the terminal may be on the full disk."""
-    between(monkeypatch, {2: disk[0], 4: disk[1]})
-    monkeypatch.setattr("sys.stderr", open("/dev/full", "w", buffering=1))
-    assert train(ppo, f"{FLAGS} {EIGHT} {EVERY_ITERATION}") == 0 and checkpoint(the_run())["iteration"] == 8
-
-
-@thread_of_the_log
-def test_a_run_whose_last_checkpoint_could_not_be_written_does_not_end_well(disk, monkeypatch, capsys):
-    """With capsys what is printed goes to memory: a full disk refuses pytest's own file."""
-    between(monkeypatch, {4: disk[0]})
-    status = train(ppo, f"{FLAGS} {EIGHT} {EVERY_ITERATION}")
-    disk[1]()
-    assert status == "the last checkpoint could not be written"  # exit status 1, and the line on standard error
-    assert checkpoint(the_run())["iteration"] == 3
+    monkeypatch.setattr(harness.run, "save_checkpoint", save_on_a_full_disk)
+    assert train(ppo, f"{FLAGS} {EIGHT} {EVERY_ITERATION}") == status
+    assert capsys.readouterr().err.count("no checkpoint: ") == len(full)
+    assert checkpoint(the_run())["iteration"] == iteration
