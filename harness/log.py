@@ -34,13 +34,13 @@ class Log:
         self.writer = SummaryWriter(folder, purge_step=global_step + 1)  # what a resumed run logs again
         rows = "\n".join(f"|{key}|{value}|" for key, value in vars(args).items())
         self.writer.add_text("hyperparameters", f"|flag|value|\n|-|-|\n{rows}", global_step)
-        self.clock = [(time.monotonic(), global_step)]  # of the last ten minutes' iterations
+        self.clock = [(time.monotonic(), global_step)]  # of the last ten minutes' iterations, or of the one before
 
     def write(self, global_step, numbers, others):
         """Log numbers, name -> float, and others, name -> list (a histogram), image or text; print a line."""
         now = time.monotonic()
+        self.clock = [entry for entry in self.clock if now - entry[0] < TIME_LEFT_WINDOW] or self.clock[-1:]
         self.clock.append((now, global_step))
-        self.clock = [(t, step) for t, step in self.clock if now - t < TIME_LEFT_WINDOW]
         speed = self.steps_per_second(SPEED_WINDOW)
         for key, value in others.items():
             if isinstance(value, str):
