@@ -2,8 +2,16 @@
 
 The leader cannot use the data of followers that are far from it. So each follower also imitates the leader's actions,
 weighted by its own advantages (AWAC, arXiv 2006.09359); optionally, a discriminator rewards it for being recognisable.
-Read ppo.py and sapg.py, then `diff sapg.py cpo.py`: what CPO adds is marked `# CPO` with the paper's equation. The rows
-to imitate are spread over SAPG's minibatches, so both algorithms take the same number of gradient steps.
+Read ppo.py and sapg.py, then `diff sapg.py cpo.py`: what CPO adds is marked `# CPO` with the paper's equation.
+
+Who learns what from which columns, in every minibatch:
+
+    the leader's own                    leader: PPO's loss
+    each follower's own                 that follower: PPO's loss, with its entropy bonus and adversarial reward
+    those of one follower, at random    leader: the off-policy loss (SAPG Eq. 3), with its own values
+    the leader's, once per follower     that follower: imitation (CPO Eq. 10), with its own advantages
+
+Imitation takes no gradient steps of its own, so CPO and SAPG take the same number.
 
 Shape letters: T num_steps, N environments of this process, A num_agents (the paper's M), n = N / A, D observation, U
 action, L latent, H lstm_size, C off-policy columns, M columns of a minibatch, P = (A - 1) n columns to imitate. Layout
@@ -24,8 +32,8 @@ import torch.nn as nn
 import tyro
 from torch.distributions import Normal, kl_divergence
 
-MAX_STD = 2.0  # of an action: the environment clamps actions, so without a bound the entropy bonus would cost nothing
-MAX_LOG_RATIO = 20.0  # of pi_new / pi_old, so that the ratio stays finite; no useful ratio comes near it
+MAX_STD = 2.0  # of an action: the environment clamps actions, so that more and more noise would cost nothing
+MAX_LOG_RATIO = 20.0  # bound on log(pi_new / pi_old), against overflow; no useful ratio comes near it
 LEADER = 0  # SAPG 4.3: agent 0, which acts in the first n environments, also learns from the others' data
 MAX_AWAC_WEIGHT = 100.0  # CPO: released code
 
@@ -56,7 +64,7 @@ class Args:
     wandb_project_name: str = "epo"
     """project of Weights & Biases"""
     capture_video: bool = False
-    """film the leader (PBT: the best) at every checkpoint but that of a stop, for TensorBoard (see evaluate.py)"""
+    """film the leader (PBT: the best) at every checkpoint, except when stopped, for TensorBoard (see evaluate.py)"""
     resume: Optional[str] = None
     """run folder or checkpoint file to resume, with its flags; a few may change, see docs/running.md"""
 
@@ -64,7 +72,7 @@ class Args:
     num_steps: int = 16
     """T: control steps per environment and iteration (SAPG Table 2: 16)"""
     num_minibatches: int = 4
-    """minibatches per update epoch, each a random set of environment columns (papers: 4 N rows each, so 4 at T = 16)"""
+    """minibatches per update epoch, each a random set of columns (papers: minibatches of 4 N rows, so 4 at T = 16)"""
     update_epochs: int = 5
     """passes over the batch per iteration (released code: 5 for hands, 2 for AllegroKuka; rl_games: mini_epochs)"""
     learning_rate: float = 3e-4
@@ -116,7 +124,7 @@ class Args:
     off_policy_coef: float = 1.0
     """weight of an off-policy row relative to an on-policy one; times off_policy_ratio it is lambda (SAPG Eq. 4)"""
     off_policy_lambda: float = 0.95
-    """lambda of the advantages and critic targets of off-policy rows (ours); 0: one step (SAPG Eq. 6, EPO Eq. 8)"""
+    """lambda of advantages and critic targets of other agents' data (ours); 0: one step (SAPG Eq. 6, EPO Eq. 8)"""
     off_policy_mu: bool = False
     """centre the off-policy clip window on mu (SAPG Eq. 3); off: on 1, as released"""
     aggregation: Literal["leader-follower", "one-follower", "symmetric"] = "one-follower"
@@ -132,7 +140,7 @@ class Args:
     reverse_kl_coef: float = 0.0
     """lambda_r: weight of log(pi_follower / pi_leader) in a follower's advantage (CPO Eq. 25; Tables 3-6: 0)"""
     adversarial_coef: float = 0.0
-    """lambda_adv: reward, beside the scaled one, of followers that a discriminator recognises (CPO Eq. 12); 0: none"""
+    """lambda_adv: weight of log D, added to a follower's scaled reward: being recognised pays (CPO Eq. 12); 0: none"""
     discriminator_sizes: Tuple[int, ...] = (1024, 1024, 512, 512)
     """widths of the discriminator's hidden layers, ELU after each (CPO A.7.3)"""
 
@@ -143,9 +151,9 @@ class Args:
 def check_args(args):
     """Refuse what the population cannot work with."""
     # SAPG
-    others = max(args.num_agents - 1, 1) if args.aggregation != "one-follower" else 1
-    if args.off_policy_ratio > others:
-        harness.refuse("--off-policy-ratio", args.off_policy_ratio, f"must be at most {others} with {args.aggregation}")
+    most = 1 if args.aggregation == "one-follower" else max(args.num_agents - 1, 1)  # other agents' data over one's own
+    if args.off_policy_ratio > most:
+        harness.refuse("--off-policy-ratio", args.off_policy_ratio, f"must be at most {most} with {args.aggregation}")
     # CPO
     if args.awac_temperature == 0:
         harness.refuse("--awac-temperature", args.awac_temperature, "must be above 0; --awac-coef 0: no imitation")
@@ -228,7 +236,7 @@ class Agent(nn.Module):
         """
         x = self.obs_rms.normalize(obs)
         x = torch.cat([x, self.latents[agent_ids].expand(len(x), -1, -1)], -1)  # SAPG 4.4
-        if not self.state_size:
+        if not self.state_size:  # a state of width 0 goes around, so that callers need not ask
             return x, lstm_state.expand(len(x), -1, -1)
         outputs = []
         lstm_states = []
@@ -306,13 +314,17 @@ def sample_offpolicy_columns(agent_ids, num_agents, ratio, aggregation):
     from those of all other agents (SAPG Algorithm 1; 4.3 leader-follower, 4.2 symmetric), or the leader alone from
     those of one follower, drawn uniformly too (CPO Eq. 2).
     """
-    count = min(round(ratio * len(agent_ids) / num_agents), len(agent_ids) - len(agent_ids) // num_agents)
-    columns, learners = [], []
+    n = len(agent_ids) // num_agents
+    count = round(ratio * n) if num_agents > 1 else 0
+    columns = []
+    learners = []
     for learner in range(num_agents) if aggregation == "symmetric" else [LEADER]:
         others = (agent_ids != learner).nonzero().squeeze(1)
         others = others[torch.randperm(len(others), device=agent_ids.device)]
-        if aggregation == "one-follower":  # blocks are equal, so the owner of a random column is a random follower
-            others = others[agent_ids[others] == harness.broadcast(agent_ids[others[:1]])]
+        if aggregation == "one-follower":
+            # Blocks are equal, so the owner of a random column is a random follower; all processes take rank 0's
+            follower = harness.broadcast(agent_ids[others[:1]])
+            others = others[agent_ids[others] == follower]
         columns.append(others[:count])
         learners.append(torch.full_like(columns[-1], learner))
     return torch.cat(columns), torch.cat(learners)
@@ -321,9 +333,10 @@ def sample_offpolicy_columns(agent_ids, num_agents, ratio, aggregation):
 def offpolicy_advantages(rewards, values, next_values, ends, ratios, gamma, off_policy_lambda):
     """Advantages of data that another agent collected. All (T, C); next_values and ends as of compute_gae.
 
-    The papers take one step, r + gamma V(s') - V(s) (SAPG Eq. 6, EPO Eq. 8): off_policy_lambda = 0. Ours goes on as GAE
-    does, as far as the learner would have acted alike: each later action counts min(1, pi_learner / pi_behaviour)
-    (Retrace, arXiv 1606.02647). ratios: pi_learner,old / pi_behaviour of the actions.
+    The papers take one step, r + gamma V(s') - V(s) (SAPG Eq. 6, EPO Eq. 8): off_policy_lambda = 0. Ours sums over
+    later steps as GAE does, but weighs each later action by min(1, pi_learner / pi_behaviour) (Retrace, arXiv
+    1606.02647), so that the sum fades out where the learner would have acted differently.
+    ratios: pi_learner,old / pi_behaviour of each action.
     """
     deltas = rewards + gamma * next_values - values
     advantages = torch.zeros_like(rewards)
@@ -348,8 +361,8 @@ def offpolicy_batch(agent, batch, rewards, next_obs, terminated, ends, columns, 
     _, old_logprob, old_policy, values, lstm_states = agent.get_action_and_value(
         off["obs"], ids, off["dones"], off["lstm_state"], off["actions"]
     )
-    rows = next_obs[:, columns].flatten(0, 1)[None]  # (1, T C, D): one step each, from the LSTM state before it
-    next_values = agent.get_value(rows, ids.repeat(1, len(rewards)), None, lstm_states.flatten(0, 1)[None])
+    flat_next_obs = next_obs[:, columns].flatten(0, 1)[None]  # (1, T C, D): each after the LSTM state that precedes it
+    next_values = agent.get_value(flat_next_obs, ids.repeat(1, len(rewards)), None, lstm_states.flatten(0, 1)[None])
     next_values = agent.value_rms.denormalize(next_values.view(len(rewards), -1))
     next_values = torch.where(terminated[:, columns], 0.0, next_values)
     raw_values = agent.value_rms.denormalize(values)
@@ -371,31 +384,35 @@ def offpolicy_batch(agent, batch, rewards, next_obs, terminated, ends, columns, 
 # CPO: followers near the leader, and apart from each other
 # ----------------------------------------------------------------------------------------------------------------------
 def awac_batch(agent, batch, rewards, next_obs, terminated, ends, args):
-    """The rows of CPO Eq. 10: every follower on all of the leader's data. Arguments as of offpolicy_batch.
+    """Data of CPO Eq. 10: every follower imitates all of the leader's columns, P = (A - 1) n pairs of the two.
 
-    Returns columns (P,) in the leader's block, followers (P,) ids, and advantages (T, P): each follower's own.
-    Columns are indices, so that no observation is kept twice; chunks keep the memory independent of A.
+    Arguments as in offpolicy_batch. Returns for each pair the leader's column (P,), the follower's id (P,) and the
+    follower's own advantages (T, P). Columns are indices, not copies of observations, and working in chunks bounds the
+    memory whatever A is.
     """
     device = rewards.device
     n = rewards.shape[1] // args.num_agents
-    num_followers = args.num_agents - 1 if args.awac_coef else 0
-    columns = torch.arange(LEADER * n, (LEADER + 1) * n, device=device).repeat(num_followers)
-    followers = LEADER + 1 + torch.arange(num_followers, device=device).repeat_interleave(n)
-    size = max(n, rewards.shape[1] // args.num_minibatches)  # of a chunk
+    num_imitators = args.num_agents - 1 if args.awac_coef else 0
+    columns = torch.arange(LEADER * n, (LEADER + 1) * n, device=device).repeat(num_imitators)
+    followers = LEADER + 1 + torch.arange(num_imitators, device=device).repeat_interleave(n)
+    chunk_size = max(n, rewards.shape[1] // args.num_minibatches)
     advantages = [torch.zeros_like(rewards[:, :0])]  # for torch.cat, where nobody imitates
-    for chunk, learners in zip(columns.split(size), followers.split(size)):
+    for chunk, learners in zip(columns.split(chunk_size), followers.split(chunk_size)):
         if len(chunk):
             relabelled = offpolicy_batch(agent, batch, rewards, next_obs, terminated, ends, chunk, learners, args)
             advantages.append(relabelled["advantages"])
     return {"columns": columns, "followers": followers, "advantages": torch.cat(advantages, 1)}
 
 
-def awac_minibatch(awac, batch, rows):
-    """Those of awac's rows (P',): what the leader saw and did, and the follower that imitates it. (T or 1, P', ...)"""
-    columns = awac["columns"][rows]
+def awac_minibatch(awac, batch, chosen):
+    """A minibatch of imitation: the leader's observations and actions, and the followers that imitate them.
+
+    chosen (P',): indices of awac_batch's P pairs. Entries are (T, P', ...) or (1, P', ...).
+    """
+    columns = awac["columns"][chosen]
     mb = {key: batch[key][:, columns] for key in ("obs", "dones", "lstm_state", "actions")}
-    mb["agent_ids"] = awac["followers"][None, rows]
-    mb["advantages"] = awac["advantages"][:, rows]
+    mb["agent_ids"] = awac["followers"][None, chosen]
+    mb["advantages"] = awac["advantages"][:, chosen]
     return mb
 
 
@@ -434,12 +451,12 @@ def discriminator_step(discriminator, optimizer, obs, actions, agent_ids, num_mi
 # Loss
 # ----------------------------------------------------------------------------------------------------------------------
 def minibatch_loss(agent, mb, awac_mb, ent_coefs, args):
-    """The loss of a minibatch: columns of the batch, every entry (T or 1, M, ...).
+    """The loss of a minibatch. mb: M columns of the batch; its entries are (T, M, ...) or (1, M, ...).
 
     ent_coefs (A,): the entropy coefficient of each agent.
-    awac_mb: rows to imitate, see awac_minibatch.
+    awac_mb: what the followers imitate, see awac_minibatch.
 
-    Returns the loss, the mean of KL(old policy, new policy), and its terms to log, name -> mean over the rows.
+    Returns the loss, the mean KL(old policy, new policy), and the loss's terms for the log, name -> mean over the rows.
     """
     _, newlogprob, policy, newvalue, _ = agent.get_action_and_value(
         mb["obs"], mb["agent_ids"], mb["dones"], mb["lstm_state"], mb["actions"]
@@ -451,8 +468,8 @@ def minibatch_loss(agent, mb, awac_mb, ent_coefs, args):
             leader_logprob = agent.get_action_and_value(
                 mb["obs"], leader_ids, mb["dones"], mb["lstm_state"], mb["actions"]
             )[1]
-        follows = (mb["agent_ids"] != LEADER) * (1 - mb["is_offpolicy"])
-        advantages = advantages - args.reverse_kl_coef * follows * (newlogprob - leader_logprob)
+        is_followers_own = (mb["agent_ids"] != LEADER) * (1 - mb["is_offpolicy"])
+        advantages = advantages - args.reverse_kl_coef * is_followers_own * (newlogprob - leader_logprob)
     ratio = (newlogprob - mb["logprobs"]).clamp(max=MAX_LOG_RATIO).exp()  # (T, M)
     # SAPG Eq. 3: mu is 1 on-policy (PPO's clip, Eq. 2), and off-policy too unless --off-policy-mu
     clipped_ratio = ratio.clamp(mb["mu"] * (1 - args.clip_coef), mb["mu"] * (1 + args.clip_coef))
@@ -473,8 +490,8 @@ def minibatch_loss(agent, mb, awac_mb, ent_coefs, args):
             awac_mb["obs"], awac_mb["agent_ids"], awac_mb["dones"], awac_mb["lstm_state"], awac_mb["actions"]
         )[1]
         awac_weight = (awac_mb["advantages"] / args.awac_temperature).exp().clamp(max=MAX_AWAC_WEIGHT)
-        rows = harness.average(weight.sum())  # each imitated row counts as one of SAPG's
-        awac_loss = -(awac_weight * awac_logprob).sum() / rows.clamp(min=1e-8)
+        total_weight = harness.average(weight.sum())  # of SAPG's rows: an imitated row counts as one of these
+        awac_loss = -(awac_weight * awac_logprob).sum() / total_weight.clamp(min=1e-8)
     loss = loss + args.awac_coef * awac_loss
 
     with torch.no_grad():
@@ -515,15 +532,17 @@ def main(argv=None):
     logprobs = torch.zeros(T, N, device=device)
     rewards = torch.zeros(T, N, device=device)
     terminated = torch.zeros(T, N, dtype=torch.bool, device=device)
-    next_obs = torch.zeros(T, N, env.num_obs, device=device)  # what each action led to, before any reset
+    # What each action led to, before any reset: ppo.py values it where an episode was truncated; for sapg.py the leader
+    # values all of it that it learns from
+    next_obs = torch.zeros(T, N, env.num_obs, device=device)
     final_values = torch.zeros(T, N, device=device)  # V(next_obs) where an episode was truncated
     lstm_states = torch.zeros(T + 1, N, agent.state_size, device=device)  # before obs[t]
 
     obs[0] = env.reset()
     dones[0] = True
     episodes = harness.EpisodeStatistics(N, args.num_agents, device)
-    # Together these are all that a run is: what is in neither of them is lost on --resume. The tensors are views of
-    # what the next iteration begins with
+    # What --resume restores, beside the random generators: whatever else has a state belongs in one of these dicts.
+    # Tensors are restored in place, so change them in place; here they are views of what the next iteration begins with
     learner = {"agent": agent, "optimizer": optimizer}  # the same in every process
     rollout = {"env": env, "episodes": episodes, "obs": obs[0], "dones": dones[0], "lstm_state": lstm_states[0]}
     if args.adversarial_coef:  # CPO Eq. 12
@@ -559,7 +578,7 @@ def main(argv=None):
         update_start = time.perf_counter()
         raw_values = agent.value_rms.denormalize(values)
         next_values = torch.where(dones[1:], agent.value_rms.denormalize(final_values), raw_values[1:]) * ~terminated
-        # CPO Eq. 12: off-policy targets and the imitation use the environment's reward alone
+        # CPO Eq. 12: a reward on top for followers' own data; off-policy data and imitation are valued without it
         onpolicy_rewards = rewards
         adversarial = {}
         if args.adversarial_coef:
@@ -591,7 +610,7 @@ def main(argv=None):
             "is_offpolicy": torch.zeros_like(returns),  # SAPG Eq. 4
         }
         awac = awac_batch(agent, batch, rewards, next_obs, terminated, dones[1:], args)  # CPO Eq. 10
-        # SAPG Eq. 3, 6: append what the leader learns from the followers
+        # SAPG Eq. 3, 6: append what is learned from other agents' data, by default by the leader from the followers'
         off_columns, learners = sample_offpolicy_columns(
             agent_ids[0], args.num_agents, args.off_policy_ratio, args.aggregation
         )
@@ -600,15 +619,15 @@ def main(argv=None):
                 agent, batch, rewards, next_obs, terminated, dones[1:], off_columns, learners, args
             )
             batch = {key: torch.cat([batch[key], off[key]], 1) for key in batch}  # (T or 1, N + C, ...)
-        agent.value_rms.update(raw_values[:-1])  # values too, as released
-        agent.value_rms.update(returns)  # from here on the value head's output is read in the new units
+        agent.value_rms.update(raw_values[:-1])  # the released code takes in values beside the returns
+        agent.value_rms.update(returns)  # from here on the critic's outputs are in the new units
         batch["returns"] = agent.value_rms.normalize(batch["returns"])
-        advantages = torch.cat([batch["advantages"], awac["advantages"]], 1)  # CPO: one scale for all
-        mean, std = harness.mean_and_std(advantages)  # over all processes
+        all_advantages = torch.cat([batch["advantages"], awac["advantages"]], 1)  # CPO: one scale for all
+        mean, std = harness.mean_and_std(all_advantages)  # over all processes
         awac["advantages"] = (awac["advantages"] - mean) / (std + 1e-8)
         batch["advantages"] = (batch["advantages"] - mean) / (std + 1e-8)
         diagnosis = harness.diagnose(iteration, agent, batch, args)  # SAPG; before obs_rms changes the policy
-        if iteration == 1:  # otherwise the first window would be learned from raw observations
+        if iteration == 1:  # it begins as the identity: the first update would learn from raw observations
             agent.obs_rms.update(obs[:-1])
 
         # ---------------------------------------------------------------- Update
@@ -618,9 +637,9 @@ def main(argv=None):
             order = torch.randperm(batch["obs"].shape[1], device=device)
             awac_order = torch.randperm(len(awac["columns"]), device=device)  # CPO Eq. 10
             awac_chunks = awac_order.tensor_split(args.num_minibatches)
-            for columns, awac_rows in zip(order.tensor_split(args.num_minibatches), awac_chunks):
+            for columns, chosen in zip(order.tensor_split(args.num_minibatches), awac_chunks):
                 mb = {key: value[:, columns] for key, value in batch.items()}
-                awac_mb = awac_minibatch(awac, batch, awac_rows)  # CPO Eq. 10
+                awac_mb = awac_minibatch(awac, batch, chosen)  # CPO Eq. 10
                 loss, kl, terms = minibatch_loss(agent, mb, awac_mb, ent_coefs, args)
                 optimizer.zero_grad()
                 loss.backward()
@@ -634,9 +653,9 @@ def main(argv=None):
                     losses[f"losses/{name}"].append(value)
             kl = harness.average(torch.stack(kls).mean()).item()
             group = optimizer.param_groups[0]
-            if epoch or args.num_minibatches > 1:  # with one minibatch, the first KL is taken before any step
+            if epoch or args.num_minibatches > 1:  # with one minibatch, the first KL is measured before any step
                 group["lr"] = adapt_learning_rate(group["lr"], kl, args.kl_threshold)
-        if iteration > 1:  # after the update, so that the policy that learns is the policy that acted
+        if iteration > 1:  # only after the update: the policy that learns is the policy that acted, with a ratio of 1
             agent.obs_rms.update(obs[:-1])
         losses = {name: torch.stack(steps) for name, steps in losses.items()}
         run.check_finite(iteration, {"observations": obs, "rewards": rewards, **losses})

@@ -4,7 +4,8 @@ Jaderberg et al. 2017 (arXiv 1711.09846) as in DexPBT, Petrenko et al. 2023 (arX
 own network, normalisers and Adam, and n = N / A environments. `diff ppo.py pbt.py`: what PBT adds is marked `# PBT`.
 
 Shape letters: T num_steps, N environments of this process, D observation, U action, H lstm_size, M columns of a
-minibatch. Layout is always time-major (T, N, ...); a minibatch is a random set of columns, all T steps of each.
+minibatch. Layout is always time-major (T, N, ...). A column is all T steps of one environment, and a minibatch is a
+random set of columns; a row is one step of one environment.
 """
 
 import itertools
@@ -23,8 +24,8 @@ import torch.nn as nn
 import tyro
 from torch.distributions import Normal, kl_divergence
 
-MAX_STD = 2.0  # of an action: the environment clamps actions, so without a bound the entropy bonus would cost nothing
-MAX_LOG_RATIO = 20.0  # of pi_new / pi_old, so that the ratio stays finite; no useful ratio comes near it
+MAX_STD = 2.0  # of an action: the environment clamps actions, so that more and more noise would cost nothing
+MAX_LOG_RATIO = 20.0  # bound on log(pi_new / pi_old), against overflow; no useful ratio comes near it
 MUTATED = ("lr", "kl_threshold", "ent_coef", "gamma", "gae_lambda", "clip_coef")  # PBT: an agent's hyperparameters
 
 
@@ -54,7 +55,7 @@ class Args:
     wandb_project_name: str = "epo"
     """project of Weights & Biases"""
     capture_video: bool = False
-    """film the leader (PBT: the best) at every checkpoint but that of a stop, for TensorBoard (see evaluate.py)"""
+    """film the leader (PBT: the best) at every checkpoint, except when stopped, for TensorBoard (see evaluate.py)"""
     resume: Optional[str] = None
     """run folder or checkpoint file to resume, with its flags; a few may change, see docs/running.md"""
 
@@ -62,7 +63,7 @@ class Args:
     num_steps: int = 16
     """T: control steps per environment and iteration (SAPG Table 2: 16)"""
     num_minibatches: int = 4
-    """minibatches per update epoch, each a random set of environment columns (papers: 4 N rows each, so 4 at T = 16)"""
+    """minibatches per update epoch, each a random set of columns (papers: minibatches of 4 N rows, so 4 at T = 16)"""
     update_epochs: int = 5
     """passes over the batch per iteration (released code: 5 for hands, 2 for AllegroKuka; rl_games: mini_epochs)"""
     learning_rate: float = 3e-4
@@ -108,7 +109,7 @@ class Args:
     pbt_start: Optional[int] = None
     """no copies before this step of all agents; unset: 1 % of the run, at most 100 M (DexPBT: 200 M of each)"""
     pbt_interval: Optional[int] = None
-    """steps of all agents before and between copies, at least; unset: 1 % of the run, at most 20 M"""
+    """least steps, over all agents, before and between rounds of copies; unset: 1 % of the run, at most 20 M"""
     mutation_rate: float = 0.25
     """probability that a copied hyperparameter changes (Isaac Lab: 0.25)"""
 
@@ -199,7 +200,7 @@ class Network(nn.Module):
         Returns the MLPs' input (T, N, F) and the LSTM's state after each step (T, N, 2H).
         """
         x = self.obs_rms.normalize(obs)
-        if not self.state_size:
+        if not self.state_size:  # a state of width 0 goes around, so that callers need not ask
             return x, lstm_state.expand(len(x), -1, -1)
         outputs = []
         lstm_states = []
@@ -313,7 +314,7 @@ def adapt_learning_rate(lr, kl, threshold):
 # PBT: exploit and explore
 # ----------------------------------------------------------------------------------------------------------------------
 def mutate(name, value, rate):
-    """PBT: with probability `rate` times or divided by U(1.1, 1.5) (DexPBT); gamma and lambda: the distance from 1."""
+    """PBT: with probability `rate`, value (of gamma and lambda: 1 - value) times or divided by U(1.1, 1.5) (DexPBT)."""
     if random.random() >= rate:
         return value
     factor = random.uniform(1.1, 1.5) ** random.choice((-1, 1))
@@ -338,9 +339,9 @@ def exploit_and_explore(agent, optimizer, fitness, rate):
 # Loss
 # ----------------------------------------------------------------------------------------------------------------------
 def minibatch_loss(agent, mb, args):
-    """The loss of a minibatch: columns of the batch, every entry (T or 1, M, ...).
+    """The loss of a minibatch. mb: M columns of the batch; its entries are (T, M, ...) or (1, M, ...).
 
-    Returns the loss, the mean of KL(old policy, new policy), and its terms to log, name -> mean over the rows.
+    Returns the loss, the mean KL(old policy, new policy), and the loss's terms for the log, name -> mean over the rows.
     """
     _, newlogprob, policy, newvalue, _ = agent.get_action_and_value(
         mb["obs"], mb["dones"], mb["lstm_state"], mb["actions"]
@@ -404,7 +405,9 @@ def main(argv=None):
     logprobs = torch.zeros(T, N, device=device)
     rewards = torch.zeros(T, N, device=device)
     terminated = torch.zeros(T, N, dtype=torch.bool, device=device)
-    next_obs = torch.zeros(T, N, env.num_obs, device=device)  # what each action led to, before any reset
+    # What each action led to, before any reset: ppo.py values it where an episode was truncated; for sapg.py the leader
+    # values all of it that it learns from
+    next_obs = torch.zeros(T, N, env.num_obs, device=device)
     final_values = torch.zeros(T, N, device=device)  # V(next_obs) where an episode was truncated
     lstm_states = torch.zeros(T + 1, N, agent.state_size, device=device)  # before obs[t]
 
@@ -413,8 +416,8 @@ def main(argv=None):
     episodes = harness.EpisodeStatistics(N, A, device)
     objectives = torch.full((N,), math.nan, device=device)  # PBT: of the latest episodes begun after the last copies
     last_copy = torch.tensor(0)  # PBT: environment steps at the time of the last copies
-    # Together these are all that a run is: what is in neither of them is lost on --resume. The tensors are views of
-    # what the next iteration begins with
+    # What --resume restores, beside the random generators: whatever else has a state belongs in one of these dicts.
+    # Tensors are restored in place, so change them in place; here they are views of what the next iteration begins with
     learner = {"agent": agent, "optimizer": optimizer}  # the same in every process
     rollout = {"env": env, "episodes": episodes, "obs": obs[0], "dones": dones[0], "lstm_state": lstm_states[0]}
     # PBT
@@ -447,7 +450,8 @@ def main(argv=None):
                 dones[t + 1] = terminated[t] | truncated
                 next_obs[t] = torch.where(dones[t + 1][:, None], info["final_obs"], obs[t + 1])
                 episodes.record(info["episode"])
-                fresh = info["episode"]["done"] & (info["episode"]["length"] <= steps_since_copy + t + 1)  # PBT
+                # PBT: of episodes that began after the last copies
+                fresh = info["episode"]["done"] & (info["episode"]["length"] <= steps_since_copy + t + 1)
                 objectives.copy_(torch.where(fresh, info["episode"]["objective"], objectives))
             values[T] = agent.get_value(obs[T:], agent_ids, dones[T:], lstm_states[T:])
             steps, columns = (dones[1:] & ~terminated).nonzero(as_tuple=True)  # where an episode was truncated
@@ -484,20 +488,20 @@ def main(argv=None):
             "advantages": advantages,
             "returns": returns,
         }
-        agent.value_rms.update(raw_values[:-1])  # values too, as released
-        agent.value_rms.update(returns)  # from here on the value head's output is read in the new units
+        agent.value_rms.update(raw_values[:-1])  # the released code takes in values beside the returns
+        agent.value_rms.update(returns)  # from here on the critic's outputs are in the new units
         batches = [{key: value.chunk(A, 1)[k] for key, value in batch.items()} for k in range(A)]  # PBT: of each agent
-        for network, batch in zip(agent, batches):
-            batch["returns"] = network.value_rms.normalize(batch["returns"])
-            mean, std = harness.mean_and_std(batch["advantages"])  # over all processes
-            batch["advantages"] = (batch["advantages"] - mean) / (std + 1e-8)
-        if iteration == 1:  # otherwise the first window would be learned from raw observations
+        for network, own_batch in zip(agent, batches):
+            own_batch["returns"] = network.value_rms.normalize(own_batch["returns"])
+            mean, std = harness.mean_and_std(own_batch["advantages"])  # over all processes
+            own_batch["advantages"] = (own_batch["advantages"] - mean) / (std + 1e-8)
+        if iteration == 1:  # it begins as the identity: the first update would learn from raw observations
             agent.obs_rms.update(obs[:-1])
 
         # ---------------------------------------------------------------- Update
         losses = defaultdict(list)  # name -> one number per gradient step
         kls = torch.zeros(A, device=device)
-        for epoch, k in itertools.product(range(args.update_epochs), range(A)):  # PBT: others have no gradient
+        for epoch, k in itertools.product(range(args.update_epochs), range(A)):  # PBT: one agent at a time
             network = agent[k]
             own = optimizer.param_groups[k]
             own_args = replace(args, clip_coef=own["clip_coef"], ent_coef=own["ent_coef"])
@@ -517,9 +521,9 @@ def main(argv=None):
                 for name, value in terms.items():
                     losses[f"losses/{name}"].append(value)
             kls[k] = harness.average(torch.stack(own_kls).mean())
-            if epoch or args.num_minibatches > 1:  # with one minibatch, the first KL is taken before any step
+            if epoch or args.num_minibatches > 1:  # with one minibatch, the first KL is measured before any step
                 own["lr"] = adapt_learning_rate(own["lr"], kls[k].item(), own["kl_threshold"])
-        if iteration > 1:  # after the update, so that the policy that learns is the policy that acted
+        if iteration > 1:  # only after the update: the policy that learns is the policy that acted, with a ratio of 1
             agent.obs_rms.update(obs[:-1])
         losses = {name: torch.stack(steps) for name, steps in losses.items()}
         run.check_finite(iteration, {"observations": obs, "rewards": rewards, **losses})

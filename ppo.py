@@ -1,11 +1,12 @@
-"""PPO with the recipe behind the papers' baselines: one policy, many environments.
+"""PPO: one policy in many environments, as in the baselines of SAPG, CPO and EPO.
 
-Clipped policy loss, GAE, running normalisation of observations and values, an adaptive learning rate and a bounds loss
-on the action mean. Schulman et al. 2017 (arXiv 1707.06347), with the details that SAPG (arXiv 2407.20230), CPO (arXiv
-2603.01741) and EPO (arXiv 2503.19037 v3) build on. What SAPG adds: `diff ppo.py sapg.py`.
+Schulman et al. 2017 (arXiv 1707.06347), with the details that SAPG (arXiv 2407.20230), CPO (arXiv 2603.01741) and EPO
+(arXiv 2503.19037 v3) build on: GAE, running normalisation of observations and values, a learning rate that follows the
+KL divergence, and a loss that keeps action means within bounds. What SAPG adds: `diff ppo.py sapg.py`.
 
 Shape letters: T num_steps, N environments of this process, D observation, U action, H lstm_size, M columns of a
-minibatch. Layout is always time-major (T, N, ...); a minibatch is a random set of columns, all T steps of each.
+minibatch. Layout is always time-major (T, N, ...). A column is all T steps of one environment, and a minibatch is a
+random set of columns; a row is one step of one environment.
 """
 
 import math
@@ -22,8 +23,8 @@ import torch.nn as nn
 import tyro
 from torch.distributions import Normal, kl_divergence
 
-MAX_STD = 2.0  # of an action: the environment clamps actions, so without a bound the entropy bonus would cost nothing
-MAX_LOG_RATIO = 20.0  # of pi_new / pi_old, so that the ratio stays finite; no useful ratio comes near it
+MAX_STD = 2.0  # of an action: the environment clamps actions, so that more and more noise would cost nothing
+MAX_LOG_RATIO = 20.0  # bound on log(pi_new / pi_old), against overflow; no useful ratio comes near it
 
 
 @dataclass
@@ -52,7 +53,7 @@ class Args:
     wandb_project_name: str = "epo"
     """project of Weights & Biases"""
     capture_video: bool = False
-    """film the leader (PBT: the best) at every checkpoint but that of a stop, for TensorBoard (see evaluate.py)"""
+    """film the leader (PBT: the best) at every checkpoint, except when stopped, for TensorBoard (see evaluate.py)"""
     resume: Optional[str] = None
     """run folder or checkpoint file to resume, with its flags; a few may change, see docs/running.md"""
 
@@ -60,7 +61,7 @@ class Args:
     num_steps: int = 16
     """T: control steps per environment and iteration (SAPG Table 2: 16)"""
     num_minibatches: int = 4
-    """minibatches per update epoch, each a random set of environment columns (papers: 4 N rows each, so 4 at T = 16)"""
+    """minibatches per update epoch, each a random set of columns (papers: minibatches of 4 N rows, so 4 at T = 16)"""
     update_epochs: int = 5
     """passes over the batch per iteration (released code: 5 for hands, 2 for AllegroKuka; rl_games: mini_epochs)"""
     learning_rate: float = 3e-4
@@ -175,7 +176,7 @@ class Agent(nn.Module):
         Returns the MLPs' input (T, N, F) and the LSTM's state after each step (T, N, 2H).
         """
         x = self.obs_rms.normalize(obs)
-        if not self.state_size:
+        if not self.state_size:  # a state of width 0 goes around, so that callers need not ask
             return x, lstm_state.expand(len(x), -1, -1)
         outputs = []
         lstm_states = []
@@ -247,9 +248,9 @@ def adapt_learning_rate(lr, kl, threshold):
 # Loss
 # ----------------------------------------------------------------------------------------------------------------------
 def minibatch_loss(agent, mb, args):
-    """The loss of a minibatch: columns of the batch, every entry (T or 1, M, ...).
+    """The loss of a minibatch. mb: M columns of the batch; its entries are (T, M, ...) or (1, M, ...).
 
-    Returns the loss, the mean of KL(old policy, new policy), and its terms to log, name -> mean over the rows.
+    Returns the loss, the mean KL(old policy, new policy), and the loss's terms for the log, name -> mean over the rows.
     """
     _, newlogprob, policy, newvalue, _ = agent.get_action_and_value(
         mb["obs"], mb["dones"], mb["lstm_state"], mb["actions"]
@@ -298,15 +299,17 @@ def main(argv=None):
     logprobs = torch.zeros(T, N, device=device)
     rewards = torch.zeros(T, N, device=device)
     terminated = torch.zeros(T, N, dtype=torch.bool, device=device)
-    next_obs = torch.zeros(T, N, env.num_obs, device=device)  # what each action led to, before any reset
+    # What each action led to, before any reset: ppo.py values it where an episode was truncated; for sapg.py the leader
+    # values all of it that it learns from
+    next_obs = torch.zeros(T, N, env.num_obs, device=device)
     final_values = torch.zeros(T, N, device=device)  # V(next_obs) where an episode was truncated
     lstm_states = torch.zeros(T + 1, N, agent.state_size, device=device)  # before obs[t]
 
     obs[0] = env.reset()
     dones[0] = True
     episodes = harness.EpisodeStatistics(N, 1, device)
-    # Together these are all that a run is: what is in neither of them is lost on --resume. The tensors are views of
-    # what the next iteration begins with
+    # What --resume restores, beside the random generators: whatever else has a state belongs in one of these dicts.
+    # Tensors are restored in place, so change them in place; here they are views of what the next iteration begins with
     learner = {"agent": agent, "optimizer": optimizer}  # the same in every process
     rollout = {"env": env, "episodes": episodes, "obs": obs[0], "dones": dones[0], "lstm_state": lstm_states[0]}
     run = harness.Run(args, learner, rollout, saved)
@@ -356,12 +359,12 @@ def main(argv=None):
             "advantages": advantages,
             "returns": returns,
         }
-        agent.value_rms.update(raw_values[:-1])  # values too, as released
-        agent.value_rms.update(returns)  # from here on the value head's output is read in the new units
+        agent.value_rms.update(raw_values[:-1])  # the released code takes in values beside the returns
+        agent.value_rms.update(returns)  # from here on the critic's outputs are in the new units
         batch["returns"] = agent.value_rms.normalize(batch["returns"])
-        mean, std = harness.mean_and_std(advantages)  # over all processes
-        batch["advantages"] = (advantages - mean) / (std + 1e-8)
-        if iteration == 1:  # otherwise the first window would be learned from raw observations
+        mean, std = harness.mean_and_std(batch["advantages"])  # over all processes
+        batch["advantages"] = (batch["advantages"] - mean) / (std + 1e-8)
+        if iteration == 1:  # it begins as the identity: the first update would learn from raw observations
             agent.obs_rms.update(obs[:-1])
 
         # ---------------------------------------------------------------- Update
@@ -384,9 +387,9 @@ def main(argv=None):
                     losses[f"losses/{name}"].append(value)
             kl = harness.average(torch.stack(kls).mean()).item()
             group = optimizer.param_groups[0]
-            if epoch or args.num_minibatches > 1:  # with one minibatch, the first KL is taken before any step
+            if epoch or args.num_minibatches > 1:  # with one minibatch, the first KL is measured before any step
                 group["lr"] = adapt_learning_rate(group["lr"], kl, args.kl_threshold)
-        if iteration > 1:  # after the update, so that the policy that learns is the policy that acted
+        if iteration > 1:  # only after the update: the policy that learns is the policy that acted, with a ratio of 1
             agent.obs_rms.update(obs[:-1])
         losses = {name: torch.stack(steps) for name, steps in losses.items()}
         run.check_finite(iteration, {"observations": obs, "rewards": rewards, **losses})
@@ -395,7 +398,7 @@ def main(argv=None):
         lstm_states[0] = lstm_states[T]
 
         # ---------------------------------------------------------------- Log
-        action_std = agent.actor_logstd.detach().exp().mean(1)  # of each agent
+        action_std = agent.actor_logstd.detach().exp().mean(1)  # of each agent (here one)
         logs = {
             **{f"charts/{name}": value for name, value in info["metrics"].items()},
             **episodes.end_iteration(),

@@ -5,8 +5,8 @@ noise. Followers learn from their own data alone; the leader also learns from th
 then `diff ppo.py sapg.py`: what SAPG adds is marked `# SAPG` with the paper's equation.
 
 Shape letters: T num_steps, N environments of this process, A num_agents, n = N / A, D observation, U action, L latent,
-H lstm_size, C off-policy columns, M columns of a minibatch. Layout is always time-major (T, N, ...); a minibatch is a
-random set of columns, all T steps of each.
+H lstm_size, C off-policy columns, M columns of a minibatch. Layout is always time-major (T, N, ...). A column is all T
+steps of one environment, and a minibatch is a random set of columns; a row is one step of one environment.
 """
 
 import math
@@ -23,8 +23,8 @@ import torch.nn as nn
 import tyro
 from torch.distributions import Normal, kl_divergence
 
-MAX_STD = 2.0  # of an action: the environment clamps actions, so without a bound the entropy bonus would cost nothing
-MAX_LOG_RATIO = 20.0  # of pi_new / pi_old, so that the ratio stays finite; no useful ratio comes near it
+MAX_STD = 2.0  # of an action: the environment clamps actions, so that more and more noise would cost nothing
+MAX_LOG_RATIO = 20.0  # bound on log(pi_new / pi_old), against overflow; no useful ratio comes near it
 LEADER = 0  # SAPG 4.3: agent 0, which acts in the first n environments, also learns from the others' data
 
 
@@ -54,7 +54,7 @@ class Args:
     wandb_project_name: str = "epo"
     """project of Weights & Biases"""
     capture_video: bool = False
-    """film the leader (PBT: the best) at every checkpoint but that of a stop, for TensorBoard (see evaluate.py)"""
+    """film the leader (PBT: the best) at every checkpoint, except when stopped, for TensorBoard (see evaluate.py)"""
     resume: Optional[str] = None
     """run folder or checkpoint file to resume, with its flags; a few may change, see docs/running.md"""
 
@@ -62,7 +62,7 @@ class Args:
     num_steps: int = 16
     """T: control steps per environment and iteration (SAPG Table 2: 16)"""
     num_minibatches: int = 4
-    """minibatches per update epoch, each a random set of environment columns (papers: 4 N rows each, so 4 at T = 16)"""
+    """minibatches per update epoch, each a random set of columns (papers: minibatches of 4 N rows, so 4 at T = 16)"""
     update_epochs: int = 5
     """passes over the batch per iteration (released code: 5 for hands, 2 for AllegroKuka; rl_games: mini_epochs)"""
     learning_rate: float = 3e-4
@@ -114,7 +114,7 @@ class Args:
     off_policy_coef: float = 1.0
     """weight of an off-policy row relative to an on-policy one; times off_policy_ratio it is lambda (SAPG Eq. 4)"""
     off_policy_lambda: float = 0.95
-    """lambda of the advantages and critic targets of off-policy rows (ours); 0: one step (SAPG Eq. 6, EPO Eq. 8)"""
+    """lambda of advantages and critic targets of other agents' data (ours); 0: one step (SAPG Eq. 6, EPO Eq. 8)"""
     off_policy_mu: bool = False
     """centre the off-policy clip window on mu (SAPG Eq. 3); off: on 1, as released"""
     aggregation: Literal["leader-follower", "one-follower", "symmetric"] = "leader-follower"
@@ -129,9 +129,9 @@ class Args:
 def check_args(args):
     """Refuse what the population cannot work with."""
     # SAPG
-    others = max(args.num_agents - 1, 1) if args.aggregation != "one-follower" else 1
-    if args.off_policy_ratio > others:
-        harness.refuse("--off-policy-ratio", args.off_policy_ratio, f"must be at most {others} with {args.aggregation}")
+    most = 1 if args.aggregation == "one-follower" else max(args.num_agents - 1, 1)  # other agents' data over one's own
+    if args.off_policy_ratio > most:
+        harness.refuse("--off-policy-ratio", args.off_policy_ratio, f"must be at most {most} with {args.aggregation}")
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -211,7 +211,7 @@ class Agent(nn.Module):
         """
         x = self.obs_rms.normalize(obs)
         x = torch.cat([x, self.latents[agent_ids].expand(len(x), -1, -1)], -1)  # SAPG 4.4
-        if not self.state_size:
+        if not self.state_size:  # a state of width 0 goes around, so that callers need not ask
             return x, lstm_state.expand(len(x), -1, -1)
         outputs = []
         lstm_states = []
@@ -289,13 +289,17 @@ def sample_offpolicy_columns(agent_ids, num_agents, ratio, aggregation):
     from those of all other agents (SAPG Algorithm 1; 4.3 leader-follower, 4.2 symmetric), or the leader alone from
     those of one follower, drawn uniformly too (CPO Eq. 2).
     """
-    count = min(round(ratio * len(agent_ids) / num_agents), len(agent_ids) - len(agent_ids) // num_agents)
-    columns, learners = [], []
+    n = len(agent_ids) // num_agents
+    count = round(ratio * n) if num_agents > 1 else 0
+    columns = []
+    learners = []
     for learner in range(num_agents) if aggregation == "symmetric" else [LEADER]:
         others = (agent_ids != learner).nonzero().squeeze(1)
         others = others[torch.randperm(len(others), device=agent_ids.device)]
-        if aggregation == "one-follower":  # blocks are equal, so the owner of a random column is a random follower
-            others = others[agent_ids[others] == harness.broadcast(agent_ids[others[:1]])]
+        if aggregation == "one-follower":
+            # Blocks are equal, so the owner of a random column is a random follower; all processes take rank 0's
+            follower = harness.broadcast(agent_ids[others[:1]])
+            others = others[agent_ids[others] == follower]
         columns.append(others[:count])
         learners.append(torch.full_like(columns[-1], learner))
     return torch.cat(columns), torch.cat(learners)
@@ -304,9 +308,10 @@ def sample_offpolicy_columns(agent_ids, num_agents, ratio, aggregation):
 def offpolicy_advantages(rewards, values, next_values, ends, ratios, gamma, off_policy_lambda):
     """Advantages of data that another agent collected. All (T, C); next_values and ends as of compute_gae.
 
-    The papers take one step, r + gamma V(s') - V(s) (SAPG Eq. 6, EPO Eq. 8): off_policy_lambda = 0. Ours goes on as GAE
-    does, as far as the learner would have acted alike: each later action counts min(1, pi_learner / pi_behaviour)
-    (Retrace, arXiv 1606.02647). ratios: pi_learner,old / pi_behaviour of the actions.
+    The papers take one step, r + gamma V(s') - V(s) (SAPG Eq. 6, EPO Eq. 8): off_policy_lambda = 0. Ours sums over
+    later steps as GAE does, but weighs each later action by min(1, pi_learner / pi_behaviour) (Retrace, arXiv
+    1606.02647), so that the sum fades out where the learner would have acted differently.
+    ratios: pi_learner,old / pi_behaviour of each action.
     """
     deltas = rewards + gamma * next_values - values
     advantages = torch.zeros_like(rewards)
@@ -331,8 +336,8 @@ def offpolicy_batch(agent, batch, rewards, next_obs, terminated, ends, columns, 
     _, old_logprob, old_policy, values, lstm_states = agent.get_action_and_value(
         off["obs"], ids, off["dones"], off["lstm_state"], off["actions"]
     )
-    rows = next_obs[:, columns].flatten(0, 1)[None]  # (1, T C, D): one step each, from the LSTM state before it
-    next_values = agent.get_value(rows, ids.repeat(1, len(rewards)), None, lstm_states.flatten(0, 1)[None])
+    flat_next_obs = next_obs[:, columns].flatten(0, 1)[None]  # (1, T C, D): each after the LSTM state that precedes it
+    next_values = agent.get_value(flat_next_obs, ids.repeat(1, len(rewards)), None, lstm_states.flatten(0, 1)[None])
     next_values = agent.value_rms.denormalize(next_values.view(len(rewards), -1))
     next_values = torch.where(terminated[:, columns], 0.0, next_values)
     raw_values = agent.value_rms.denormalize(values)
@@ -354,11 +359,11 @@ def offpolicy_batch(agent, batch, rewards, next_obs, terminated, ends, columns, 
 # Loss
 # ----------------------------------------------------------------------------------------------------------------------
 def minibatch_loss(agent, mb, ent_coefs, args):
-    """The loss of a minibatch: columns of the batch, every entry (T or 1, M, ...).
+    """The loss of a minibatch. mb: M columns of the batch; its entries are (T, M, ...) or (1, M, ...).
 
     ent_coefs (A,): the entropy coefficient of each agent.
 
-    Returns the loss, the mean of KL(old policy, new policy), and its terms to log, name -> mean over the rows.
+    Returns the loss, the mean KL(old policy, new policy), and the loss's terms for the log, name -> mean over the rows.
     """
     _, newlogprob, policy, newvalue, _ = agent.get_action_and_value(
         mb["obs"], mb["agent_ids"], mb["dones"], mb["lstm_state"], mb["actions"]
@@ -413,15 +418,17 @@ def main(argv=None):
     logprobs = torch.zeros(T, N, device=device)
     rewards = torch.zeros(T, N, device=device)
     terminated = torch.zeros(T, N, dtype=torch.bool, device=device)
-    next_obs = torch.zeros(T, N, env.num_obs, device=device)  # what each action led to, before any reset
+    # What each action led to, before any reset: ppo.py values it where an episode was truncated; for sapg.py the leader
+    # values all of it that it learns from
+    next_obs = torch.zeros(T, N, env.num_obs, device=device)
     final_values = torch.zeros(T, N, device=device)  # V(next_obs) where an episode was truncated
     lstm_states = torch.zeros(T + 1, N, agent.state_size, device=device)  # before obs[t]
 
     obs[0] = env.reset()
     dones[0] = True
     episodes = harness.EpisodeStatistics(N, args.num_agents, device)
-    # Together these are all that a run is: what is in neither of them is lost on --resume. The tensors are views of
-    # what the next iteration begins with
+    # What --resume restores, beside the random generators: whatever else has a state belongs in one of these dicts.
+    # Tensors are restored in place, so change them in place; here they are views of what the next iteration begins with
     learner = {"agent": agent, "optimizer": optimizer}  # the same in every process
     rollout = {"env": env, "episodes": episodes, "obs": obs[0], "dones": dones[0], "lstm_state": lstm_states[0]}
     run = harness.Run(args, learner, rollout, saved)
@@ -474,7 +481,7 @@ def main(argv=None):
             "mu": torch.ones_like(returns),  # SAPG Eq. 3
             "is_offpolicy": torch.zeros_like(returns),  # SAPG Eq. 4
         }
-        # SAPG Eq. 3, 6: append what the leader learns from the followers
+        # SAPG Eq. 3, 6: append what is learned from other agents' data, by default by the leader from the followers'
         off_columns, learners = sample_offpolicy_columns(
             agent_ids[0], args.num_agents, args.off_policy_ratio, args.aggregation
         )
@@ -483,14 +490,13 @@ def main(argv=None):
                 agent, batch, rewards, next_obs, terminated, dones[1:], off_columns, learners, args
             )
             batch = {key: torch.cat([batch[key], off[key]], 1) for key in batch}  # (T or 1, N + C, ...)
-        agent.value_rms.update(raw_values[:-1])  # values too, as released
-        agent.value_rms.update(returns)  # from here on the value head's output is read in the new units
+        agent.value_rms.update(raw_values[:-1])  # the released code takes in values beside the returns
+        agent.value_rms.update(returns)  # from here on the critic's outputs are in the new units
         batch["returns"] = agent.value_rms.normalize(batch["returns"])
-        advantages = batch["advantages"]
-        mean, std = harness.mean_and_std(advantages)  # over all processes
-        batch["advantages"] = (advantages - mean) / (std + 1e-8)
+        mean, std = harness.mean_and_std(batch["advantages"])  # over all processes
+        batch["advantages"] = (batch["advantages"] - mean) / (std + 1e-8)
         diagnosis = harness.diagnose(iteration, agent, batch, args)  # SAPG; before obs_rms changes the policy
-        if iteration == 1:  # otherwise the first window would be learned from raw observations
+        if iteration == 1:  # it begins as the identity: the first update would learn from raw observations
             agent.obs_rms.update(obs[:-1])
 
         # ---------------------------------------------------------------- Update
@@ -513,9 +519,9 @@ def main(argv=None):
                     losses[f"losses/{name}"].append(value)
             kl = harness.average(torch.stack(kls).mean()).item()
             group = optimizer.param_groups[0]
-            if epoch or args.num_minibatches > 1:  # with one minibatch, the first KL is taken before any step
+            if epoch or args.num_minibatches > 1:  # with one minibatch, the first KL is measured before any step
                 group["lr"] = adapt_learning_rate(group["lr"], kl, args.kl_threshold)
-        if iteration > 1:  # after the update, so that the policy that learns is the policy that acted
+        if iteration > 1:  # only after the update: the policy that learns is the policy that acted, with a ratio of 1
             agent.obs_rms.update(obs[:-1])
         losses = {name: torch.stack(steps) for name, steps in losses.items()}
         run.check_finite(iteration, {"observations": obs, "rewards": rewards, **losses})

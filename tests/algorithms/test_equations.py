@@ -89,7 +89,7 @@ def every_case(*kinds):
 
 @every_script
 def test_sapg_eq_1_epo_eq_1_policy_gradient(train, script, monkeypatch):
-    """SAPG Eq. 1, EPO Eq. 1: grad J = E[grad log pi(a|s) A(s, a)]. main(), loss.
+    """SAPG Eq. 1, EPO Eq. 1: grad J = E[grad log pi(a|s) A(s, a)]. minibatch_loss, loss.
 
     Before an iteration's first step pi is pi_old, and the clipped loss of Eq. 2 has this gradient; but for what the
     normalisers have taken in since, and here they stand still.
@@ -100,7 +100,7 @@ def test_sapg_eq_1_epo_eq_1_policy_gradient(train, script, monkeypatch):
 
 @every_script
 def test_sapg_eq_2_epo_eq_2_cpo_eq_1_clip(train, script):
-    """SAPG Eq. 2, EPO Eq. 2, CPO Eq. 1: E[min(r A, clip(r, 1 - eps, 1 + eps) A)]. main(), pg_loss.
+    """SAPG Eq. 2, EPO Eq. 2, CPO Eq. 1: E[min(r A, clip(r, 1 - eps, 1 + eps) A)]. minibatch_loss, pg_loss.
 
     SAPG prints A outside: min(r, clip(r)) A, which for A < 0 is another function. Ours is EPO's and CPO's.
     """
@@ -122,7 +122,7 @@ def test_sapg_eq_2_epo_eq_2_cpo_eq_1_clip(train, script):
 @pytest.mark.parametrize("with_mu", [True, False], ids=["mu", "released"])
 def test_sapg_eq_3_epo_eq_4_off_policy_clip(train, script, with_mu):
     """SAPG Eq. 3, EPO Eq. 4: E[min(r A, clip(r, mu (1 - eps), mu (1 + eps)) A)], where for data of follower j
-    r = pi_leader / pi_j and mu = pi_leader,old / pi_j. offpolicy_batch (mu); main(), clipped_ratio.
+    r = pi_leader / pi_j and mu = pi_leader,old / pi_j. offpolicy_batch (mu); minibatch_loss, clipped_ratio.
 
     The papers' form is --off-policy-mu. Default is the released one, mu = 1 (CPO Eq. 2). On-policy mu is 1 anyway.
     """
@@ -140,7 +140,7 @@ def test_sapg_eq_3_epo_eq_4_off_policy_clip(train, script, with_mu):
 @every_population
 @pytest.mark.parametrize("ratio, coef", [(1, 1.0), (1, 0.25), (3, 0.5)])
 def test_sapg_eq_4_epo_eq_5_off_policy_weight(train, script, ratio, coef):
-    """SAPG Eq. 4, EPO Eq. 5 and both Algorithms 1: sum of L_on(pi_i), plus lambda L_off(pi_1). main(), weight.
+    """SAPG Eq. 4, EPO Eq. 5 and both Algorithms 1: sum of L_on(pi_i), plus lambda L_off(pi_1). minibatch_loss, weight.
 
     The scripts take one mean over all rows, which is the sum divided by its weights. --off-policy-coef weighs a row:
     with as much data of others as of its own (the papers) it is lambda; with ratio times as much, lambda = coef ratio.
@@ -154,7 +154,7 @@ def test_sapg_eq_4_epo_eq_5_off_policy_weight(train, script, ratio, coef):
 
 @every_population
 def test_sapg_section_4_2_symmetric_aggregation(train, script):
-    """SAPG 4.2: Eq. 4 for every i, with data of all others, as much as its own. main(), weight."""
+    """SAPG 4.2: Eq. 4 for every i, with data of all others, as much as its own. minibatch_loss, weight."""
     flags = "--num-minibatches 1 --aggregation symmetric --off-policy-coef 0.5"
     run = play(train, script, f"{POLICY_ONLY} {AS_SAPG[script]} {flags}")
     eps = run.args.clip_coef
@@ -283,7 +283,7 @@ def test_an_action_that_the_learner_would_not_have_taken_cuts_the_advantages_bef
     ("--critic-n-step 3 --no-clip-vloss", False), ("--critic-n-step 3", True), ("--no-clip-vloss", False), ("", True)
 ], ids=["paper", "paper's target, clipped", "released target, not clipped", "default, as released"])  # fmt: skip
 def test_sapg_eq_7_epo_eq_7_critic(train, script, target, clipped):
-    """SAPG Eq. 7, EPO Eq. 7: E[(V(s) - V_target(s))^2]. main(), v_loss.
+    """SAPG Eq. 7, EPO Eq. 7: E[(V(s) - V_target(s))^2]. minibatch_loss, v_loss.
 
     Here vf_coef / 2 times that, in normalised units. The default is as released: clipped as the policy is
     (--no-clip-vloss: the papers' plain square), and the GAE return (--critic-n-step 3: V_target of Eq. 5).
@@ -304,7 +304,7 @@ every_value_loss = pytest.mark.parametrize("clip, clipped", [
 @every_population
 @every_value_loss
 def test_sapg_eq_8_epo_eq_9_off_policy_critic(train, script, clip, clipped):
-    """SAPG Eq. 8, EPO Eq. 9: E over the others' data of (V_1(s) - V_target,off(s))^2. main(), v_loss.
+    """SAPG Eq. 8, EPO Eq. 9: E over the others' data of (V_1(s) - V_target,off(s))^2. minibatch_loss, v_loss.
 
     An off-policy row that counts 1e15 times an on-policy one leaves this alone. The default clips as in Eq. 7.
     """
@@ -320,7 +320,7 @@ def test_sapg_eq_8_epo_eq_9_off_policy_critic(train, script, clip, clipped):
 @every_value_loss
 @pytest.mark.parametrize("coef", [1.0, 0.25])
 def test_sapg_eq_9_epo_eq_10_critic_weight(train, script, coef, clip, clipped):
-    """SAPG Eq. 9, EPO Eq. 10: L_on^critic + lambda L_off^critic, lambda that of the policy's loss. main(), weight."""
+    """SAPG Eq. 9, EPO Eq. 10: L_on^critic + lambda L_off^critic, lambda that of the policy's loss. minibatch_loss, weight."""
     run = play(train, script, f"{AS_SAPG[script]} --num-minibatches 1 {clip} --off-policy-coef {coef}")
     eps = run.args.clip_coef if clipped else math.inf
     assert_gradients(run, lambda rows: 2.0 * over_agents(rows, lambda row: critic_error(row, eps), coef), "critic")
@@ -342,7 +342,7 @@ def test_gae_by_its_sum(script):
 @every_population
 @pytest.mark.parametrize("form", ["paper", "released"])
 def test_sapg_section_4_5_entropy_schedule(train, script, form):
-    """SAPG 4.5: L(pi_i) = L_on(pi_i) + sigma (i - 1) H(pi(a|s)), i = 1 the leader. main(), ent_coefs and ent_coef.
+    """SAPG 4.5: L(pi_i) = L_on(pi_i) + sigma (i - 1) H(pi(a|s)), i = 1 the leader. minibatch_loss, ent_coefs and ent_coef.
 
     --max-ent-coef is the last follower's: sigma (M - 1) as the paper has it; the released code's sigma counts from 0 to
     sigma / 2, whatever M.
@@ -379,7 +379,7 @@ GROUPS = AGENTS + 1  # the script's mean over all rows: each agent's own data, a
 def test_cpo_eq_2_4_leader(train):
     """CPO Eq. 2 with the ratios of Eq. 4: PPO's clip on the leader's data plus the same, centred on 1, on follower j's.
 
-    j is drawn anew each iteration, and all of its data is taken. cpo.py: sample_offpolicy_columns; main(), pg_loss.
+    j is drawn anew each iteration, and all of its data is taken. cpo.py: sample_offpolicy_columns; minibatch_loss, pg_loss.
     """
     assert cpo.Args.aggregation == "one-follower"
     assert not cpo.Args.off_policy_mu
@@ -419,7 +419,7 @@ def test_cpo_eq_5_effective_sample_size():
 def test_cpo_eq_10_imitation(train, temperature, clamps):
     """CPO Eq. 10: -E over the leader's data of log pi_i(a|s) exp(A_i(s, a) / lambda_f), beside the follower's PPO loss.
 
-    cpo.py: awac_batch (A_i: one step, environment's reward, normalised with all rows); main(), awac_loss. The paper
+    cpo.py: awac_batch (A_i: one step, environment's reward, normalised with all rows); minibatch_loss, awac_loss. The paper
     has no limit; here the exponential is at most 100, as released.
     """
     run = play(train, cpo, f"{CPO_ONE_BATCH} --awac-coef 0.7 --awac-temperature {temperature}")
@@ -434,7 +434,7 @@ def test_cpo_eq_10_imitation(train, temperature, clamps):
 
 def test_cpo_eq_9_23_24_imitation_leads_to_the_constrained_optimum(train):
     """CPO Eq. 9: argmax of A_i subject to KL(pi_i || pi_L) <= eps. Its solution is pi* = pi_L exp(A_i / lambda) / Z
-    (Eq. 23), and Eq. 10 is Z KL(pi* || pi_i) up to what does not depend on pi_i (Eq. 24). cpo.py: main(), awac_loss.
+    (Eq. 23), and Eq. 10 is Z KL(pi* || pi_i) up to what does not depend on pi_i (Eq. 24). cpo.py: minibatch_loss, awac_loss.
     """
     temperature = 2.0
     run = play(train, cpo, f"{CPO_ONE_BATCH} --awac-coef 1e15 --awac-temperature {temperature}")  # this alone
@@ -450,7 +450,7 @@ def test_cpo_eq_9_23_24_imitation_leads_to_the_constrained_optimum(train):
 
 
 def test_cpo_eq_11_total(train):
-    """CPO Eq. 11: L_SAPG + beta sum of L_CPO,i over the followers. cpo.py: main(), loss.
+    """CPO Eq. 11: L_SAPG + beta sum of L_CPO,i over the followers. cpo.py: minibatch_loss, loss.
 
     Literally this counts each follower's PPO loss 1 + beta times, since Eq. 10 contains it; here once, as released
     (beta is at most 0.001). GROUPS divides all of it: the imitation is per row of SAPG's.
@@ -546,7 +546,7 @@ def test_cpo_eq_12_adversarial_reward(train, target):
 
 @pytest.mark.parametrize("frozen", [True, False], ids=["first step", "every step"])
 def test_cpo_eq_25_reverse_kl(train, monkeypatch, frozen):
-    """CPO Eq. 25: -E over follower i's data of r (A_i - lambda_r log(pi_i / pi_L)). cpo.py: main(), below CPO Eq. 25.
+    """CPO Eq. 25: -E over follower i's data of r (A_i - lambda_r log(pi_i / pi_L)). cpo.py: minibatch_loss, below CPO Eq. 25.
 
     Here, as released, within PPO's clip: min(r A~, clip(r) A~) with A~ = A_i - lambda_r log(pi_i / pi_L). pi_L is the
     leader now, without gradient. At an iteration's first step, r = 1 (while the normalisers stand still), the two have
@@ -585,7 +585,7 @@ def test_cpo_eq_25_reverse_kl(train, monkeypatch, frozen):
 ])  # fmt: skip
 @pytest.mark.parametrize("gamma", [0.3, 0.5, 2.0])
 def test_epo_eq_3_when_fitness_has_spread(followers, gamma):
-    """EPO Eq. 3: max f_k - min f_k > gamma median f_k, over all but the master. epo.py: fitness_spread; main().
+    """EPO Eq. 3: max f_k - min f_k > gamma median f_k, over all but the master. epo.py: fitness_spread.
 
     At a median of 0 and below this holds for any difference. Here the right side is gamma max(|median|, floor), which
     is the paper's where the median is above the floor.
@@ -602,7 +602,7 @@ def test_epo_eq_3_when_fitness_has_spread(followers, gamma):
 
 @pytest.mark.parametrize("floor, fires", [(0.01, True), (1e6, False)])
 def test_epo_eq_3_has_the_tasks_own_floor(train, monkeypatch, floor, fires):
-    """EPO Eq. 3 at a median near 0: `fitness_floor` is the task's. epo.py: main(), below EPO Eq. 3."""
+    """EPO Eq. 3 at a median near 0: `fitness_floor` is the task's. epo.py: fitness_spread."""
     monkeypatch.setattr(Drift, "fitness_floor", floor)
     assert bool(train(epo, f"{TINY_POPULATION} --total-timesteps 1296 --ga-threshold 0.2").generations) == fires
 
