@@ -1,4 +1,4 @@
-"""How far a box is from a robot, for start positions that are clear of it: batched torch, no engine needed.
+"""The distance of a box from a robot, to find start positions that are clear of it. Batched torch without an engine.
 
 Shape letters: R environments, J joints, B bodies, S shapes of the robot.
 """
@@ -9,16 +9,17 @@ import torch
 
 from envs.rotations import rotation_matrix
 
-ITERATIONS = 16  # of alternating projections; on the robots here the distance is then exact to a millimetre
+ITERATIONS = 16  # of alternating projections, which give the distance to the robots here to within a millimetre
 
 
 class Clearance:
-    """The shapes of a robot (capsules, boxes, cylinders) and where its hinges carry them."""
+    """The shapes of a robot (capsules, boxes, cylinders) and where they are at given joint angles."""
 
     def __init__(self, model, num_joints, device):
         """model: a compiled mujoco.MjModel whose first `num_joints` joints are the robot's, all of them hinges.
 
-        Every shape is a box with a rounded surface: a capsule is its axis and a radius, a cylinder the box around it.
+        Every shape becomes a box, rounded by a radius. A capsule is its axis with its radius, and a cylinder is the box
+        around it.
         """
         moved = [int(body) for body in model.jnt_bodyid[:num_joints]]
         if (model.jnt_type[:num_joints] != mujoco.mjtJoint.mjJNT_HINGE).any() or model.jnt_pos[:num_joints].any():
@@ -64,7 +65,7 @@ class Clearance:
         self.geom_frames = tensor(frames(model.geom_pos[geoms], model.geom_quat[geoms]))
 
     def shapes(self, joint_pos):
-        """Where the shapes are: centres (R, S, 3) m and axes as columns (R, S, 3, 3). joint_pos (R, J) rad."""
+        """The shapes' centres (R, S, 3) m, and their axes as columns (R, S, 3, 3). joint_pos (R, J) rad."""
         angle = torch.nn.functional.pad(joint_pos, (0, 1))[:, self.joint_index, None, None]
         local = self.fixed + angle.sin() * self.turned + (1.0 - angle.cos()) * self.twice
         bodies = [torch.eye(4, device=joint_pos.device).expand(len(joint_pos), 1, 4, 4)]
@@ -74,12 +75,12 @@ class Clearance:
         return shapes[..., :3, 3], shapes[..., :3, :3]
 
     def distance(self, shapes, box_pos, box_quat, box_half):
-        """From the surface of a box to the nearest shape, m; at most 0 where they overlap: (R,).
+        """The distance (R,) m from the surface of a box to the nearest shape, at most 0 if they overlap.
 
-        shapes: as `shapes` returns them; box_pos (R, 3) m; box_quat (R, 4) w, x, y, z; box_half (R, 3) m, half edges.
+        shapes: as returned by `shapes`; box_pos (R, 3) m; box_quat (R, 4) w, x, y, z; box_half (R, 3) m, half edges.
         """
         centre, rotation = shapes
-        # components first: many small products are far faster along the last dimensions
+        # components come first, because many small products are far faster along the last dimensions
         box = rotation_matrix(box_quat.T)[..., None]  # (3, 3, R, 1)
         centre = (box * (centre - box_pos[:, None]).movedim(-1, 0)[:, None]).sum(0)  # (3, R, S), in the box's axes
         rotation = (box[:, :, None] * rotation.permute(2, 3, 0, 1)[:, None]).sum(0)  # (3, 3, R, S)

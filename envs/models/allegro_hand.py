@@ -1,7 +1,7 @@
-"""The right Allegro hand alone, palm up, with fingertip pads: 16 hinge joints.
+"""The right Allegro hand without an arm: palm up, with fingertip pads and 16 hinge joints.
 
-Frames, limits and shapes are those of the hand on the KUKA arm; masses, pads and drives differ.
-Units and quaternions as in allegro_kuka.py. Joint order: index 0-3, middle 0-3, ring 0-3, thumb 0-3.
+Frames, limits and shapes are those of the hand on the KUKA arm. Masses, pads and drives are different. Units and
+quaternions are as in allegro_kuka.py. Joint order: index 0-3, middle 0-3, ring 0-3, thumb 0-3.
 """
 
 import mujoco
@@ -23,7 +23,7 @@ BASE_POS, BASE_QUAT = (0.0, 0.0, 0.5), (0.257551, 0.283045, 0.683330, -0.621782)
 STIFFNESS, DAMPING = 3.0, 0.1  # N m / rad, N m s / rad
 EFFORT = 0.5  # N m
 ARMATURE = 1e-3  # kg m^2
-# MuJoCo has no speed limit; this damping makes the published one the speed at which full effort is used up.
+# MuJoCo has no speed limit. With this damping, a drive at full effort reaches the published one.
 JOINT_DAMPING = EFFORT / HAND_SPEED  # N m s / rad
 
 MOUNT_SHIFT = np.array([-0.01643800, 0.0, -0.07100000])  # from the arm's last link to this hand's mount
@@ -31,8 +31,9 @@ MOUNT = (0.4654, (-0.007336, -0.0184136, 0.0721728),
          (0.00051079, 0.00049481, 0.00022201, -7.5671e-06, 2.9659e-05, 7.4446e-05),
          [("cylinder", (0, 0, 0), (0, 0, 0.023), 0.0380),
           ("box", (0.0204, 0.0203, 0.0751), (0.0551, 0.0492, 0.0463), (0, 0.38268, 0.92388, 0))])  # fmt: skip
-# Mass, centre of mass, inertia of links 0-3. Of the published inertias only that of a finger's link 0 is possible; the
-# others are for the same mass spread evenly over the link's convex hull. Link 3 carries the pad.
+# Mass, centre of mass and inertia of links 0-3. Of the published inertias, only that of a finger's link 0 is physically
+# possible. The others here are those of the same mass, spread evenly over the link's convex hull. Link 3 carries the
+# pad.
 FINGER_INERTIALS = [
     (0.0119, (0, 0, 0), (1.0167e-06, 6.4768e-07, 1.0167e-06, 0, 0, 0)),
     (0.065, (0.027, -0.002472, 0), (7.1948e-06, 2.9085e-05, 2.8141e-05, 0, 0, 0)),
@@ -48,13 +49,13 @@ THUMB_INERTIALS = [
 FINGER_PAD = ("capsule", (0.0394, 0.0021, 0), (0.0560, 0.0074, 0), 0.0069)
 THUMB_PAD = ("capsule", (0.0547, 0.0018, 0), (0.0712, 0.0072, 0), 0.0069)
 
-# Pairs that overlap within the joint limits only because the primitives are larger than the real parts. MuJoCo itself
-# skips a body and its parent, unless the parent is fixed to the world.
+# Pairs of bodies that overlap within the joint limits, but only because the primitives are larger than the real parts.
+# MuJoCo itself ignores contacts between a body and its parent, unless the parent is fixed to the world.
 EXCLUDED_PAIRS = [(PALM_BODY, "%s_link_%d" % (f, i)) for f in FINGERS for i in (0, 1)] + [(PALM_BODY, "thumb_link_2")]
 
 
 def add_allegro_hand(spec):
-    """Add the hand to a mujoco.MjSpec: fixed base, 16 joints, 16 position drives."""
+    """Add the hand to a mujoco.MjSpec: a fixed base, 16 joints and 16 position drives."""
     spec.compiler.degree = False
     palm = add_body(spec.worldbody, PALM_BODY, BASE_POS, BASE_QUAT, *MOUNT)
     paint(palm, GREY)

@@ -1,7 +1,8 @@
-"""KUKA iiwa 7 arm with a right Allegro hand: 23 hinge joints, built from primitive shapes and published numbers.
+"""A KUKA iiwa 7 arm with a right Allegro hand (23 hinge joints), built from primitive shapes and published numbers.
 
-Lengths in m, angles in rad, masses in kg, inertias in kg m^2 about the centre of mass in body axes. Quaternions are
-(w, x, y, z) and need not be normalised. Joint order, everywhere: arm 1-7, index 0-3, middle 0-3, ring 0-3, thumb 0-3.
+Lengths are in m, angles in rad, masses in kg, and inertias in kg m^2 about the centre of mass in body axes. Quaternions
+are (w, x, y, z) and need not be normalised. The joints are always in the order arm 1-7, index 0-3, middle 0-3, ring
+0-3, thumb 0-3.
 """
 
 import numpy as np
@@ -12,36 +13,36 @@ from envs.models.parts import add_body, add_position_drive
 FINGERS = ("index", "middle", "ring", "thumb")
 JOINT_NAMES = ["iiwa7_joint_%d" % i for i in range(1, 8)] + ["%s_joint_%d" % (f, i) for f in FINGERS for i in range(4)]
 PALM_BODY = "iiwa7_link_7"
-PALM_OFFSET = np.array([0.0, -0.02, 0.16])  # palm centre in the frame of PALM_BODY
+PALM_OFFSET = np.array([0.0, -0.02, 0.16])  # centre of the palm in the frame of PALM_BODY
 FINGERTIP_BODIES = ["%s_link_3" % f for f in FINGERS]
 FINGERTIP_OFFSETS = np.array([[0.05, 0.005, 0.0]] * 3 + [[0.06, 0.005, 0.0]])  # fingertip points in their frames
-# Zero is below the lower limit of thumb joint 0: a reset has to clamp the pose.
+# Zero is below the lower limit of thumb joint 0, so a reset has to clamp the pose.
 DEFAULT_POSE = np.array([-1.571, 1.571, 0.0, 1.376, 0.0, 1.485, 2.358] + [0.0] * 16)
 
 STIFFNESS, DAMPING = 40.0, 5.0  # N m / rad, N m s / rad, published for every joint
 ARM_EFFORT, HAND_EFFORT = 300.0, 0.35  # N m
 ARM_SPEED = 10.0  # rad / s, published limit
-# How far (rad) an arm's drive may aim beyond the joint's angle: there its stiffness pulls as much as its damping brakes
-# at ARM_SPEED. MuJoCo has no speed limit; without this, targets that jump made the arms reach 48 rad/s.
+# How far (rad) an arm's drive may aim beyond the joint's angle. At that distance its stiffness pulls as hard as its
+# damping brakes at ARM_SPEED. MuJoCo has no speed limit. Without this bound, arms reached 48 rad/s when targets jumped.
 ARM_LEAD = DAMPING * ARM_SPEED / STIFFNESS
 HAND_SPEED = 6.283  # rad / s, published limit
-# PhysX solves a drive at its effort limit implicitly, MuJoCo explicitly, and the finger links are light: there a drive
-# as strong as published rattles at full effort, moves by 0.026 rad whether its target is 0.01 or 0.08 rad away, and
-# lets go of what the hand holds once its target trembles by 0.01 rad. An explicit damping must stay below twice the
-# armature by the time step, 0.48. With the published ratio weaker drives move a free finger as the published ones
-# would.
+# These are weaker than published. At its effort limit, PhysX integrates a drive implicitly, but MuJoCo explicitly. On
+# the light finger links, a drive as strong as published then rattles at full effort: it moves by 0.026 rad whether its
+# target is 0.01 or 0.08 rad away, and the hand drops what it holds once the target trembles by 0.01 rad. An explicit
+# damping must stay below twice the armature divided by the time step, 0.48. The ratio of stiffness and damping is the
+# published one, so that a free finger moves as it would with the published drives.
 HAND_STIFFNESS, HAND_DAMPING = 0.08 * STIFFNESS, 0.08 * DAMPING
-# Without armature fingers end 0.1 rad off. MuJoCo has no speed limit; the joints' damping makes HAND_SPEED the speed at
-# which full effort is used up.
+# Without armature, fingers come to rest 0.1 rad away from their targets.
 HAND_ARMATURE = 2e-3  # kg m^2
+# MuJoCo has no speed limit. With this damping, a drive at full effort reaches HAND_SPEED.
 HAND_JOINT_DAMPING = HAND_EFFORT / HAND_SPEED  # N m s / rad
 
 TURN_FORWARD = (1, 1, 0, 0)  # +90 degrees about x
 TURN_BACK = (0, 0, 1, 1)  # the same, then 180 degrees about z
 
-# body: frame in the parent (position, quaternion), mass, centre of mass, inertia (xx, yy, zz, xy, xz, yz), shapes.
-# A shape is a capsule or cylinder (end, end, radius) or a box (centre, half edges, quaternion) in body axes. Moving
-# finger links are capsules: boxes fit the hulls better, but a step in a grasp takes a third longer.
+# Of each body: frame in the parent (position, quaternion), mass, centre of mass, inertia (xx, yy, zz, xy, xz, yz) and
+# shapes. A shape is a capsule or cylinder (end, end, radius) or a box (centre, half edges, quaternion) in body axes.
+# The moving finger links are capsules. Boxes fit the hulls better, but a step in a grasp would take a third longer.
 BASE = (5.0, (-0.1, 0, 0.07), (0.05, 0.06, 0.03, 0, 0, 0), [("cylinder", (-0.017, 0, 0), (-0.017, 0, 0.1575), 0.097)])
 ARM = [
     ((0, 0, 0.15), (1, 0, 0, 0), 3.4525, (0, -0.03, 0.12), (0.02183, 0.007703, 0.02083, 0, 0, -0.003887),
@@ -72,8 +73,8 @@ FINGER_FRAMES = {
     "ring": ((-0.02188613, 0.02545549, 0.20329024), (0.38231891, 0.01665453, -0.04026327, -0.92300257)),
     "thumb": ((0.03482618, -0.00551769, 0.11511191), (0.01669116, 0.38229784, -0.92300911, -0.04029819)),
 }
-# As in ARM. The published inertias of links 1-3 are impossible (negative or violating the triangle inequality). These
-# are for the same mass spread evenly over the link's convex hull.
+# As in ARM. The published inertias of links 1-3 are physically impossible (negative, or violating the triangle
+# inequality). The ones here are those of the same mass, spread evenly over the link's convex hull.
 FINGER = [
     (None, None, 0.005, (0, 0, 0), (5.1458e-05, 5.1458e-05, 6.125e-05, 0, 0, 0),
      [("box", (-0.0009, 0, -0.0050), (0.0089, 0.0135, 0.0107), (1, 0, 0, 0))]),
@@ -101,16 +102,17 @@ THUMB_LIMITS = [(0.279244444444, 1.57075), (-0.331602777778, 1.15188333333), (-0
 
 JOINT_LOWER, JOINT_UPPER = np.array([(-x, x) for x in ARM_LIMITS] + FINGER_LIMITS * 3 + THUMB_LIMITS).T
 
-# Pairs that overlap within the joint limits only because the primitives are larger than the real parts. MuJoCo itself
-# skips a body and its parent, unless the parent is fixed to the world.
+# Pairs of bodies that overlap within the joint limits, but only because the primitives are larger than the real parts.
+# MuJoCo itself ignores contacts between a body and its parent, unless the parent is fixed to the world.
 EXCLUDED_PAIRS = [("iiwa7_base", "iiwa7_link_1"), ("iiwa7_link_5", "iiwa7_link_7")]
 EXCLUDED_PAIRS += [(PALM_BODY, "%s_link_1" % f) for f in FINGERS] + [(PALM_BODY, "thumb_link_2")]
 
 
 def add_allegro_kuka(spec, pos, yaw=0.0, prefix=""):
-    """Add the robot to a spec: a fixed base at `pos` (m) turned by `yaw` (rad) about z, 23 joints, 23 position drives.
+    """Add the robot to a spec: a fixed base, 23 joints and 23 position drives.
 
-    spec: mujoco.MjSpec, changed in place. prefix: of every name, so that one spec can hold several robots.
+    spec: mujoco.MjSpec, changed in place. The base stands at `pos` (m), rotated by `yaw` (rad) about z. All names begin
+    with `prefix`, so that one spec can hold several robots.
     """
     spec.compiler.degree = False
     links = [("iiwa7_link_%d" % i, link) for i, link in enumerate(ARM, start=1)]
@@ -120,7 +122,7 @@ def add_allegro_kuka(spec, pos, yaw=0.0, prefix=""):
     parent = palm = add_body(spec.worldbody, prefix + "iiwa7_base", pos, base_quat, *BASE)
     draw_base(parent)
     for i, (name, (frame_pos, frame_quat, mass, com, inertia, shapes)) in enumerate(links):
-        if name.endswith("link_0"):  # a finger's first link hangs on the palm
+        if name.endswith("link_0"):  # a finger's first link is attached to the palm
             parent = palm
             frame_pos, frame_quat = FINGER_FRAMES[name[: -len("_link_0")]]
         body = add_body(parent, prefix + name, frame_pos, frame_quat, mass, com, inertia, shapes)

@@ -1,4 +1,4 @@
-"""The scenes of the AllegroKuka tasks: one or two KUKAs with Allegro hands, a table, a free box, and the goal."""
+"""The scenes of the AllegroKuka tasks: one or two KUKA arms with Allegro hands, a table, a free box, and the goal."""
 
 import itertools
 from typing import NamedTuple, Optional, Tuple
@@ -35,10 +35,10 @@ CONTROL_PERIOD = 0.01667  # s, one control step
 SUBSTEPS = 2  # four do not make grasps firmer
 TIMESTEP = CONTROL_PERIOD / SUBSTEPS
 
-CONTACT_IMPEDANCE = (0.99, 0.99, 0.001, 0.5, 2.0)  # MuJoCo's solimp; halves the penetration of objects
-# MuJoCo's solref: time constant (s), damping ratio. For objects caught deep inside the hand: of overlaps deeper than
-# 4 cm, one in ten ejects the object at 4 to 80 m/s with a damping ratio of 1, and one in a hundred at 4 m/s with 1.5.
-# Grasps do not slip more; a hard squeeze penetrates 1.5 times as deep.
+CONTACT_IMPEDANCE = (0.99, 0.99, 0.001, 0.5, 2.0)  # MuJoCo's solimp; it halves how deep objects penetrate
+# MuJoCo's solref: time constant (s) and damping ratio. The ratio is for objects that are caught deep inside the hand.
+# When they overlap by more than 4 cm, a damping ratio of 1 ejects one object in ten at 4 to 80 m/s, and 1.5 ejects one
+# in a hundred at 4 m/s. With 1.5, grasps do not slip more, but a hard squeeze penetrates 1.5 times as deep.
 CONTACT_RESPONSE = (0.02, 1.5)
 
 TABLE_POS = (0.0, 0.0, 0.38)
@@ -46,12 +46,12 @@ TABLE_TOP = 0.53  # m
 
 
 class Layout(NamedTuple):
-    """Where robots stand and what they begin with; lengths in m, angles in rad."""
+    """Where the robots stand and their default pose. Lengths are in m, angles in rad."""
 
     prefixes: Tuple[str, ...]  # of the names of each robot's bodies and joints
     positions: Tuple[Tuple[float, float, float], ...]  # of their bases
     yaws: Tuple[float, ...]
-    pose: np.ndarray  # (23,) each robot's default
+    pose: np.ndarray  # (23,) default of each robot
     table_size: Tuple[float, float, float]  # full edges
     camera: tuple  # position and target (3,) m, vertical field of view in degrees
 
@@ -68,37 +68,39 @@ TWO_ARMS = Layout(
 
 
 class Obstacle(NamedTuple):
-    """An upright board across the middle of the table, in the plane x = 0; lengths in m, heights over the table."""
+    """An upright board across the middle of the table, in the plane x = 0. Lengths in m, heights above the table."""
 
     width: float  # along y
     height: float
-    opening: Optional[Tuple[float, float, float]] = None  # width, lower and upper edge
-    loose: bool = False  # stands freely, in place of being fixed
+    opening: Optional[Tuple[float, float, float]] = None  # width, lower edge and upper edge
+    loose: bool = False  # whether it stands freely instead of being fixed
     thickness: float = 0.02
 
 
 OBSTACLE_BODY, OBSTACLE_DENSITY = "obstacle", 400.0  # kg / m^3, a light wood
 OBJECT_BODY, GOAL_BODY = "object", "goal"
-OBJECT_BASE_SIZE = 0.05  # m, edge of the box of scale 1
+OBJECT_BASE_SIZE = 0.05  # m, edge of the box with scale 1
 OBJECT_DENSITY = 400.0  # kg / m^3
 OBJECT_START = (0.0, 0.0, 0.63)
 GOAL_RADIUS = 0.01875  # m
 
-# The bucket of Throw, an open frustum of twelve walls. Heights over its underside, radii to the inner corners, m.
+# The bucket of Throw, an open frustum with twelve walls. Heights (m) are above its underside, radii (m) to the inner
+# corners.
 BUCKET_SIDES = 12
 BUCKET_FLOOR, BUCKET_FLOOR_RADIUS = 0.0099, 0.0705
 BUCKET_RIM, BUCKET_RIM_RADIUS, BUCKET_RIM_OUTER_RADIUS = 0.1977, 0.1034, 0.12
-BUCKET_WALL = 0.0142  # 1.5 % of objects thrown at it pass through at 4 m/s, 24 % at 7 m/s; 3 cm would halve that
-BUCKET_FLOOR_DEPTH = 0.04  # four times the original's, extended downwards: an object may fall 4 cm in a substep
-BUCKET_GOAL = 0.05  # height of the goal over the underside
-BUCKET_POST = 1.1  # m, longer than the bucket is ever high: the rest is under the ground
+BUCKET_WALL = 0.0142  # at 4 m/s 1.5 % of thrown objects pass through it, at 7 m/s 24 %; 3 cm would halve that
+BUCKET_FLOOR_DEPTH = 0.04  # four times the original's, downwards: an object may fall 4 cm in a substep
+BUCKET_GOAL = 0.05  # height of the goal above the underside
+BUCKET_POST = 1.1  # m, longer than the bucket is ever high; the rest is below the ground
 
 
 def object_scales(families=("small", "big", "sticks")):
-    """Scales of the boxes of the task, in multiples of OBJECT_BASE_SIZE along x, y, z: (boxes, 3).
+    """Scales (boxes, 3) of the task's boxes along x, y and z, in multiples of OBJECT_BASE_SIZE.
 
-    Edges in percent, limited in volume: 947 boxes (938 distinct) in all three families, 654 in "small". World i uses
-    row i modulo their number; the order, that of the published task, is by name and then shuffled once.
+    A family has all boxes with the given edges (in percent) whose volume is within limits. All three families together
+    have 947 boxes (938 distinct ones), and "small" has 654. World i uses row i modulo the number of boxes. The order is
+    that of the published task: sorted by name, then shuffled once.
     """
     small = [100, 50, 66, 75, 90, 110, 125, 150, 175, 200, 250, 300]
     big = [100, 125, 150, 200, 250, 300, 350]
@@ -121,22 +123,22 @@ def object_scales(families=("small", "big", "sticks")):
 
 
 def build_scene(object_scale=(1.0, 1.0, 1.0), goal="ball", layout=ONE_ARM, obstacle=None):
-    """The scene with a box of the given scale (3,) as a mujoco.MjSpec.
+    """The scene with a box of the given scale (3,), as a mujoco.MjSpec.
 
-    goal: what the mocap body GOAL_BODY looks like: a "ball" or a "copy" of the object, drawn only, or a "bucket".
-    obstacle: an Obstacle, or None.
-    nu = 23 per robot; qpos is the robots' joints, then the object's position (3) and quaternion (4, wxyz); qvel is the
-    joints', then linear (world axes) and angular (body axes) velocity of the object. A loose obstacle follows the
-    object with as many of each.
+    goal: what the mocap body GOAL_BODY is: a "ball" or a "copy" of the object, which are only drawn, or a "bucket".
+    obstacle: an Obstacle or None.
+    nu is 23 per robot. qpos contains the joints of the robots, then the object's position (3) and quaternion (4, wxyz).
+    qvel contains the velocities of the joints, then the linear (world axes) and angular (body axes) velocity of the
+    object. The coordinates of a loose obstacle follow those of the object.
     """
     spec = mujoco.MjSpec()
     spec.option.timestep = TIMESTEP
     spec.option.integrator = mujoco.mjtIntegrator.mjINT_IMPLICITFAST
-    # An upper limit, two on average. A hand that crushes an object takes 34: stopped at 20, the solver left forces that
-    # threw the object at 10 m/s, where converged ones moved it at 0.8 m/s.
+    # This is an upper limit; the average is two. A hand that crushes an object needs 34 iterations. When the solver was
+    # stopped after 20, the remaining forces threw the object at 10 m/s; the converged ones moved it at 0.8 m/s.
     spec.option.iterations = 100
-    # With MuJoCo's defaults a cube held in the air for 2 s is lost. It slips 3 mm with an elliptic cone, 0.3 mm with
-    # impratio 10 as well, 0.06 mm with the stiffer contacts as well. None of this makes steps slower.
+    # With MuJoCo's defaults, a cube that is held in the air for 2 s is lost. It slips by 3 mm with an elliptic cone, by
+    # 0.3 mm if impratio is also 10, and by 0.06 mm if contacts are also stiffer. None of this makes steps slower.
     spec.option.cone = mujoco.mjtCone.mjCONE_ELLIPTIC
     spec.option.impratio = 10.0
     spec.default.geom.solimp = CONTACT_IMPEDANCE
@@ -150,7 +152,7 @@ def build_scene(object_scale=(1.0, 1.0, 1.0), goal="ball", layout=ONE_ARM, obsta
         rgba=(*WOOD, 1),
     )  # fmt: skip
     width, depth, thickness = layout.table_size
-    for side in (-1, 1):  # the table floats, as the original's
+    for side in (-1, 1):  # only drawn: the table floats, like the original's
         foot, top = np.array(TABLE_POS) + (side * 0.36 * width, 0, -TABLE_POS[2]), TABLE_POS[2] - thickness / 2
         draw(world, "box", foot + (0, 0, top / 2), (0.025, 0.4 * depth, top / 2), colour=GREY)
         draw(world, "box", foot + (0, 0, 0.01), (0.045, 0.47 * depth, 0.01), colour=GREY)
@@ -158,7 +160,7 @@ def build_scene(object_scale=(1.0, 1.0, 1.0), goal="ball", layout=ONE_ARM, obsta
         add_allegro_kuka(spec, pos, yaw, prefix)
 
     body = world.add_body(name=OBJECT_BODY, pos=OBJECT_START)
-    body.add_freejoint(name="object")  # undamped: a free joint's damping would brake the fall as well
+    body.add_freejoint(name="object")  # not damped, because the damping of a free joint would also slow down a fall
     half_edges = 0.5 * OBJECT_BASE_SIZE * np.asarray(object_scale)
     body.add_geom(
         name="object", type=mujoco.mjtGeom.mjGEOM_BOX, size=half_edges, density=OBJECT_DENSITY, rgba=(*WHITE, 1)
@@ -167,7 +169,7 @@ def build_scene(object_scale=(1.0, 1.0, 1.0), goal="ball", layout=ONE_ARM, obsta
     if obstacle:
         _add_obstacle(world, obstacle)
     _add_goal(world.add_body(name=GOAL_BODY, mocap=True), goal, half_edges)
-    if goal == "bucket":  # it may stand far off on either side
+    if goal == "bucket":  # it may stand far away on either side
         for side, name in ((1, "overview_right"), (-1, "overview_left")):
             add_camera(world, name, (-1.0 * side, -2.7, 1.55), (0.36 * side, 0.0, 0.56), fovy=39.0)
     else:
@@ -176,7 +178,7 @@ def build_scene(object_scale=(1.0, 1.0, 1.0), goal="ball", layout=ONE_ARM, obsta
 
 
 def _add_obstacle(world, obstacle):
-    """The board, from one box or, around an opening, up to four."""
+    """Add the board: one box or, around an opening, up to four."""
     width, height = obstacle.width, obstacle.height
     panels = [(-width / 2, width / 2, 0.0, height)]  # from y to y, from z to z
     if obstacle.opening:
@@ -198,7 +200,7 @@ def _add_obstacle(world, obstacle):
 
 
 def _add_goal(body, goal, half_edges):
-    """The marker at the goal, whose position is the origin of `body`. half_edges (3,) m of the object."""
+    """Add the marker at the goal, whose position is the origin of `body`. half_edges (3,) m of the object."""
     if goal == "bucket":
         _add_bucket(body)
     elif goal == "ball":
@@ -208,14 +210,14 @@ def _add_goal(body, goal, half_edges):
 
 
 def _add_bucket(body):
-    """Twelve walls and a floor, solid. The inner faces of the walls have the exact published dimensions."""
-    per_radius = np.cos(np.pi / BUCKET_SIDES)  # distance of a polygon's sides, per radius of its corners
+    """Add twelve solid walls and a solid floor. The inner faces of the walls have exactly the published dimensions."""
+    per_radius = np.cos(np.pi / BUCKET_SIDES)  # ratio of a polygon's inradius to its circumradius
     low, high = BUCKET_FLOOR_RADIUS * per_radius, BUCKET_RIM_RADIUS * per_radius
     slant = np.arctan2(high - low, BUCKET_RIM - BUCKET_FLOOR)
     cos, sin = np.cos(slant), np.sin(slant)
     length = BUCKET_RIM / cos
     width = 2.0 * BUCKET_RIM_OUTER_RADIUS * np.sin(np.pi / BUCKET_SIDES)
-    # in the plane of the axis and a wall's middle: from the inner upper edge to the wall's centre
+    # the wall's centre, from its inner upper edge, in the plane of the axis and the wall's middle
     radius = high - length / 2 * sin + BUCKET_WALL / 2 * cos
     height = BUCKET_RIM - length / 2 * cos - BUCKET_WALL / 2 * sin
     rgba = (*RED, 0.5)  # transparent, to show what is in it
@@ -231,5 +233,5 @@ def _add_bucket(body):
             type=mujoco.mjtGeom.mjGEOM_BOX, pos=(0, 0, BUCKET_FLOOR - BUCKET_FLOOR_DEPTH / 2 - BUCKET_GOAL),
             size=(x, y, BUCKET_FLOOR_DEPTH / 2), rgba=rgba,
         )  # fmt: skip
-    underside = BUCKET_FLOOR - BUCKET_FLOOR_DEPTH - BUCKET_GOAL  # the bucket floats, as the original's
+    underside = BUCKET_FLOOR - BUCKET_FLOOR_DEPTH - BUCKET_GOAL  # the bucket floats, like the original's
     draw(body, "cylinder", (0, 0, underside), (0, 0, underside - BUCKET_POST), 0.02, colour=GREY)

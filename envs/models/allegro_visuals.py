@@ -1,22 +1,22 @@
-"""What the KUKA arm and the Allegro hand look like: colours of their solid shapes, and shapes that are only drawn."""
+"""How the KUKA arm and the Allegro hand look: colours of their solid shapes, and shapes that are only drawn."""
 
 import numpy as np
 
 from envs.models.visuals import BLACK, GREY, HIDDEN, ORANGE, SILVER, WHITE, draw
 
-PALM_QUAT = (0, 0.38268, 0.92388, 0)  # of the palm's box: its x points across the fingers, its y to the back
+PALM_QUAT = (0, 0.38268, 0.92388, 0)  # of the palm's box, whose x axis points across the fingers and y axis to the back
 PALM_AXES = np.array([[-1, 1, 0], [1, 1, 0], [0, 0, np.sqrt(2.0)]]) / np.sqrt(2.0)  # rows, in axes of the body
 
 
 def draw_base(body):
-    """The arm's pedestal."""
+    """Draw the arm's pedestal."""
     paint(body, SILVER)
     draw(body, "cylinder", (0, 0, 0), (0, 0, 0.02), 0.125, colour=GREY)
     draw(body, "cylinder", (0, 0, 0.1), (0, 0, 0.15), 0.075, colour=SILVER)
 
 
 def draw_arm_link(body, i):
-    """Link i, 1 to 7: a smooth tube to the next joint, round housings about joints 2, 4, 6, rings at the others."""
+    """Draw link i (1 to 7): a tube to the next joint, round housings at joints 2, 4 and 6, rings at the others."""
     paint(body, SILVER)
     if i in (1, 3, 5):
         if i < 5:
@@ -37,9 +37,9 @@ def draw_arm_link(body, i):
 
 
 def draw_palm(body, box, centre):
-    """The palm in place of its box, the convex hull of all that is behind it. centre (3,) m: of the box, in the body.
+    """Hide the palm's box, which is its convex hull, and draw the palm in its place.
 
-    The side that the fingers bend to is at negative y of the box.
+    centre (3,) m: of the box, in the body. The fingers bend towards negative y of the box.
     """
     box.group = HIDDEN
 
@@ -62,7 +62,7 @@ def draw_palm(body, box, centre):
 
 
 def draw_finger_link(body, i, thumb, pad=False):
-    """Link i, 0 to 3, of a finger: black, with its motor at the joint and a pale tip."""
+    """Draw link i (0 to 3) of a finger: black, with the motor at the joint and a pale tip."""
     paint(body, BLACK)
     if thumb and i < 2:
         draw(body, "cylinder", (0, 0, -0.012), (0, 0, 0.012), 0.0125, colour=GREY)
@@ -83,6 +83,6 @@ def draw_finger_link(body, i, thumb, pad=False):
 
 
 def paint(body, colour):
-    """Give all shapes of a body this colour (3,)."""
+    """Give all shapes of a body the colour (3,)."""
     for geom in body.geoms:
         geom.rgba = (*colour, 1)

@@ -1,6 +1,7 @@
-"""Ant: a ball with four legs of two links each, 8 hinges with torque motors, 0.91 kg. From published numbers.
+"""Ant: a ball with four legs of two links each and 8 hinges with torque motors, built from published numbers (0.91 kg).
 
-Lengths in m, angles in rad. Joint order: hip, ankle of front left, front right, left back, right back leg.
+Lengths are in m, angles in rad. Joint order: hip and ankle of the front left, front right, left back and right back
+leg.
 """
 
 import numpy as np
@@ -12,9 +13,9 @@ START_HEIGHT = 0.44  # m, of the torso
 GEAR = [15.0] * 8  # N m
 HIP_LIMIT, ANKLE_LIMITS = np.deg2rad(40), np.deg2rad([30, 100])
 DENSITY, FRICTION = 5.0, 1.5
-DAMPING, ARMATURE = 0.1, 0.01  # N m s / rad, kg m^2, every joint
+DAMPING, ARMATURE = 0.1, 0.01  # N m s / rad and kg m^2, of every joint
 
-# leg: the quadrant that it points into, the sign of its ankle's angles, and the ankle's axis
+# Of each leg: the quadrant that it points into, the sign of its ankle's angles, and the ankle's axis
 # fmt: off
 LEGS = [
     ("front_left",  ( 1,  1),  1, (-1, 1, 0)),
@@ -33,10 +34,11 @@ JOINT_LOWER, JOINT_UPPER, DEFAULT_POSE = np.array([
 
 
 def build():
-    """The robot on its ground as a mujoco.MjSpec; no part of it collides with another.
+    """The robot on the ground, as a mujoco.MjSpec. Its parts do not collide with each other.
 
-    nu = 8; qpos (15) is the torso's position (3) and quaternion (4), then the joints; qvel (14) is the torso's linear
-    (world axes) and angular (body axes) velocity, then the joints'. Sensors (24): each foot's force and torque.
+    nu is 8. qpos (15) contains the torso's position (3) and quaternion (4), then the joints. qvel (14) contains the
+    torso's linear (world axes) and angular (body axes) velocity, then the joints' velocities. Sensors (24): force and
+    torque at each foot.
     """
     spec = make_scene()
     kind = dict(density=DENSITY, friction=FRICTION, self_collision=False, rgba=(*ORANGE, 1))

@@ -1,8 +1,8 @@
-"""ANYmal C on flat ground: a free base and four legs of three hinges, of primitive shapes and published numbers.
+"""ANYmal C on flat ground, built from primitive shapes and published numbers: a free base, four legs of three hinges.
 
-Lengths in m, angles in rad, masses in kg, inertias in kg m^2 about the centre of mass in body axes. Quaternions are
-(w, x, y, z). x points forward, y to the left, z up. Joint order, everywhere: legs LF, LH, RF, RH, each with hip
-abduction HAA, hip flexion HFE and knee flexion KFE.
+Lengths are in m, angles in rad, masses in kg, and inertias in kg m^2 about the centre of mass in body axes. Quaternions
+are (w, x, y, z). x points forward, y to the left, and z up. The legs are always in the order LF, LH, RF, RH, each with
+hip abduction HAA, hip flexion HFE and knee flexion KFE.
 """
 
 import mujoco
@@ -14,7 +14,7 @@ from envs.models.visuals import BLACK, GREY, HIDDEN, RED, SILVER, add_camera, ad
 LEGS = ("LF", "LH", "RF", "RH")
 JOINT_NAMES = ["%s_%s" % (leg, joint) for leg in LEGS for joint in ("HAA", "HFE", "KFE")]
 BASE_BODY, THIGH_BODIES = "base", ["%s_THIGH" % leg for leg in LEGS]
-START_HEIGHT = 0.62  # of the base; in the default pose the feet are 7.7 cm above the ground
+START_HEIGHT = 0.62  # m, of the base; in the default pose the feet are then 7.7 cm above the ground
 DEFAULT_POSE = np.array([0.03, 0.4, -0.8, 0.03, -0.4, 0.8, -0.03, 0.4, -0.8, -0.03, -0.4, 0.8])
 
 STIFFNESS = 85.0  # N m / rad
@@ -29,9 +29,10 @@ CONTACT_RESPONSE = (0.01, 1.0)  # MuJoCo's solref: time constant (s), damping ra
 CONTACT_NET_FORCE = (2, 3, 1)  # of MuJoCo's contact sensor: force only, summed over all contacts, one slot
 COS, SIN = 0.25881905, 0.96592583  # of 75 degrees
 
-# body: mass, centre of mass, inertia (xx, yy, zz, xy, xz, yz), shapes. A shape is a sphere (centre, radius), a box
-# (centre, half edges) or a capsule (end, end, radius), which replaces the published cylinders. Shapes touch only the
-# ground, a plane, for which only their convex hull matters: two capsules replace the base's twelve lower shapes.
+# Of each body: mass, centre of mass, inertia (xx, yy, zz, xy, xz, yz) and shapes. A shape is a sphere (centre, radius),
+# a box (centre, half edges) or a capsule (end, end, radius), which replaces the published cylinders. Shapes touch only
+# the ground. It is a plane, so only their convex hull matters, and two capsules can replace the base's twelve lower
+# shapes.
 BASE = (26.37319938, (-0.0177939, -0.0001782, 0.0085043),
         (0.21671194, 1.7851629, 1.83370072, 0.00922381, 0.05893319, -0.00016378),
         [("capsule", (-0.5245, 0.07, 0), (0.5245, 0.07, 0), 0.09),
@@ -40,7 +41,7 @@ BASE = (26.37319938, (-0.0177939, -0.0001782, 0.0085043),
 THIGH_SHAPES = [("capsule", (0, 0, 0), (0.08, 0, 0), 0.065),
                 ("capsule", (-0.0397, 0, -0.285), (0.1003, 0, -0.285), 0.05),
                 ("box", (0.03, 0, -0.141314), (0.03, 0.0375, 0.141314))]  # fmt: skip
-# Hip, thigh, shank of LF and RH, then of LH and RF, which are nearly the mirror image in y.
+# Hip, thigh and shank of LF and RH, then those of LH and RF, which are nearly their mirror images in y.
 LEG = [
     (2.781, (0.0566606, -0.015294, -0.0082978),
      (0.003295526, 0.005044349, 0.005726904, -1.038823e-05, 0.0001070622, -0.0003194918),
@@ -70,20 +71,23 @@ JOINT_LOWER, JOINT_UPPER = np.array([x for leg in LEGS for x in (HAA_LIMITS[leg[
 
 
 def build():
-    """The robot above its plane as a mujoco.MjSpec.
+    """The robot above the ground, as a mujoco.MjSpec.
 
-    nu = 12, joint targets in rad. qpos (19): position and quaternion of the base, 12 joints; qvel (18): linear velocity
-    of the base in world axes, angular velocity in its own, 12 joints. Sensors (27): the drives' torques (12), N m, then
-    the net contact force (3), N, world axes, on the base and on each thigh.
+    nu is 12, the joint targets in rad. qpos (19) contains position and quaternion of the base and 12 joints. qvel (18)
+    contains the base's linear velocity in world axes, its angular velocity in its own axes, and 12 joints. Sensors
+    (27): the torques of the drives (12), N m, then the net contact forces (3), N, world axes, on the base and on each
+    thigh.
     """
     spec = mujoco.MjSpec()
     spec.compiler.degree = False
     spec.option.timestep = TIMESTEP
-    # Measured against steps of 0.5 ms. An implicit integrator damps the joints of the light shanks where the contact
-    # solver does not expect it, and standing feet hop. With three substeps flailing legs penetrate 1.5 times as deep.
+    # We compared settings with steps of 0.5 ms. An implicit integrator damps the joints of the light shanks, which the
+    # contact solver does not expect, so that standing feet hop. With three substeps, flailing legs penetrate the ground
+    # 1.5 times as deep.
     spec.option.integrator = mujoco.mjtIntegrator.mjINT_EULER
-    # With MuJoCo's defaults the feet of the splayed legs creep 100 mm in 4 s of standing, with these settings 0.5 mm.
-    # The solver is Newton: 20 iterations of PGS take 2/3 of the time, but at impacts a shank is off by up to 10 rad/s.
+    # With MuJoCo's defaults, the feet of splayed legs creep by 100 mm during 4 s of standing, with these settings by
+    # 0.5 mm. The solver is Newton. 20 iterations of PGS take 2/3 of the time, but at impacts the speed of a shank is
+    # off by up to 10 rad/s.
     spec.option.cone = mujoco.mjtCone.mjCONE_ELLIPTIC
     spec.option.impratio = 10.0
     spec.default.geom.solimp = CONTACT_IMPEDANCE
@@ -128,7 +132,7 @@ def build():
 def _add_body(parent, name, pos, quat, mass, com, inertia, shapes):
     body = parent.add_body(name=name, pos=pos, quat=quat, mass=mass, ipos=com, fullinertia=inertia)
     body.explicitinertial = True
-    # contype 0, conaffinity 1: collides with the ground only; the original has no self-collision either
+    # collides with the ground only; the original has no self-collision either
     look = dict(rgba=(*DARK, 1), contype=0, conaffinity=1)
     for kind, point, *size in shapes:
         if kind == "capsule":
@@ -143,7 +147,7 @@ def _add_body(parent, name, pos, quat, mass, com, inertia, shapes):
 
 
 def _draw_base(base):
-    """The trunk in place of the capsules that bound it: red covers on a dark chassis, sensors at both ends, handles."""
+    """Draw the trunk in place of its capsules: red covers on a dark chassis, sensors at both ends, and handles."""
     for geom in base.geoms:
         geom.group = HIDDEN
     draw(base, "box", (0, 0, 0), (0.36, 0.075, 0.085), colour=BLACK)
@@ -169,7 +173,7 @@ def _draw_base(base):
 
 
 def _draw_leg(body, link, side, front):
-    """Joint housings, and the tubes that lead from one joint to the next."""
+    """Draw the housings of the joints, and the tubes from one joint to the next."""
     if link == "HIP":
         draw(body, "cylinder", (-0.075, 0, 0), (0.045, 0, 0), 0.056, colour=BLACK)
         draw(body, "cylinder", (0.045, 0, 0), (0.055, 0, 0), 0.046, colour=SILVER)

@@ -1,4 +1,4 @@
-"""Cartpole: a cart of 1 kg on a rail along y, a pole of 1 kg hinged about x, upright at 0."""
+"""Cartpole: a cart of 1 kg on a rail along y, and a pole of 1 kg on a hinge about x that is upright at 0."""
 
 import mujoco
 
@@ -10,10 +10,10 @@ MAX_FORCE = 400.0  # N
 
 
 def build():
-    """The model as a mujoco.MjSpec. nu = 1; qpos and qvel (2) are cart and pole. Nothing collides, no friction."""
+    """The model as a mujoco.MjSpec. nu is 1; qpos and qvel (2) are cart and pole. No collisions and no friction."""
     spec = mujoco.MjSpec()
     spec.option.timestep = CONTROL_PERIOD / SUBSTEPS
-    spec.option.integrator = mujoco.mjtIntegrator.mjINT_RK4  # no contacts, no damping: keeps the energy
+    spec.option.integrator = mujoco.mjtIntegrator.mjINT_RK4  # conserves energy; there are no contacts and no damping
     rail = spec.worldbody.add_body(name="rail", pos=[0.0, 0.0, 2.0])
     cart = rail.add_body(name="cart", mass=1.0, inertia=[0.0085417, 0.0066667, 0.0085417], explicitinertial=True)
     cart.add_joint(name="slider", type=mujoco.mjtJoint.mjJNT_SLIDE, axis=[0, 1, 0], range=[-4.0, 4.0], limited=True)
@@ -29,7 +29,7 @@ def build():
 
 
 def _draw(spec, rail, cart, pole):
-    """Everything that one sees: nothing of the model collides."""
+    """Add everything that is visible. All of it is only drawn."""
     world, blue = spec.worldbody, (0.16, 0.42, 0.85)
     world.add_geom(type=mujoco.mjtGeom.mjGEOM_PLANE, size=(0, 0, 1), material="ground", contype=0, conaffinity=0)
     add_surroundings(spec, light=(-0.5, 0.35, -1.0), aim=(0, 0, 1.5), span=6.0)

@@ -1,7 +1,7 @@
-"""Franka Panda arm with its two-finger gripper, and the table of the cube tasks, from primitive shapes.
+"""A Franka Panda arm with its two-finger gripper and the table of the cube tasks, built from primitive shapes.
 
-Lengths in m, angles in rad, masses in kg, inertias in kg m^2 about the centre of mass in body axes. Quaternions are
-(w, x, y, z) and need not be normalised. Joint order, everywhere: arm 1-7, left finger, right finger.
+Lengths are in m, angles in rad, masses in kg, and inertias in kg m^2 about the centre of mass in body axes. Quaternions
+are (w, x, y, z) and need not be normalised. The joints are always in the order arm 1-7, left finger, right finger.
 """
 
 import itertools
@@ -18,32 +18,34 @@ NUM_ARM, NUM_JOINTS = 7, 9
 LINK_BODIES = ["panda_link%d" % i for i in range(1, 8)] + ["panda_leftfinger", "panda_rightfinger"]
 GRIP_BODY = "panda_grip_site"  # a frame of the last link, between the finger tips, 0.1025 m in front of the hand's
 TIP_BODIES = ["panda_leftfinger_tip", "panda_rightfinger_tip"]  # frames of the fingers, the centres of their pads
-HAND_OFFSET, GRIP_OFFSET = 0.107, 0.2095  # m, origins of the hand and of the grip site on the axis of joint 7
+HAND_OFFSET, GRIP_OFFSET = 0.107, 0.2095  # m, of the hand and of the grip site along the axis of joint 7
 TIP_OFFSET = (0.0015, 0.0441)  # m along y (mirrored on the right) and z of a finger
 DEFAULT_POSE = np.array([0.0, 0.1963, 0.0, -2.618, 0.0, 2.9416, 0.7854, 0.035, 0.035])
 
 ARM_EFFORT = np.array([87.0, 87.0, 87.0, 87.0, 12.0, 12.0, 12.0])  # N m; the arm is driven by torques
 ARM_SPEED = np.array([2.175, 2.175, 2.175, 2.175, 2.61, 2.61, 2.61])  # rad / s, published limits
-# MuJoCo has no speed limit. The controller respects it, but does not know about contacts: the last joint carries only
-# 0.003 kg m^2, and a finger that touches the table spins it at 14 rad/s. With this armature, usual for this arm in
-# MuJoCo, random actions exceed 10 rad/s in 0.06 % of the steps; without it in 2.5 %, and some arms diverge.
+# MuJoCo has no speed limit. The controller respects the published one, but does not know about contacts. The last joint
+# carries only 0.003 kg m^2, and a finger that touches the table spins it at 14 rad/s. With this armature, which is
+# usual for this arm in MuJoCo, random actions exceed 10 rad/s in 0.06 % of the steps. Without it they do so in 2.5 %,
+# and some arms diverge.
 ARM_ARMATURE = 0.1  # kg m^2
 FINGER_STIFFNESS, FINGER_DAMPING, FINGER_EFFORT = 5000.0, 100.0, 200.0  # N / m, N s / m, N; position drives
 FINGER_OPEN = 0.04  # m
 FINGER_SPEED = 0.2  # m / s, published limit
-# Without armature the drive would push a finger of 23 g through the cube and through its own limits, because MuJoCo
-# integrates the drive's damping implicitly but computes contacts without it. With this armature a finger squeezes with
-# 127 N and stays in place; with half of it a finger that closes on one side pushes the cube to 1.0 m/s, not 0.3 m/s.
-# The joint damping replaces the missing speed limit: it uses up the full effort at FINGER_SPEED (without it 1.0 m/s).
+# Without armature, the drive would push a finger of 23 g through the cube and through its own limits, because MuJoCo
+# integrates the drive's damping implicitly but computes contacts without it. With this armature, a finger squeezes with
+# 127 N and stays in place, and a finger that closes on one side pushes the cube to 0.3 m/s; with half of it, to 1.0
+# m/s. The joint damping replaces the missing speed limit: at full effort a finger reaches FINGER_SPEED, instead of 1.0
+# m/s.
 FINGER_ARMATURE = 2.0  # kg
 FINGER_JOINT_DAMPING = FINGER_EFFORT / FINGER_SPEED - FINGER_DAMPING  # N s / m
 
 TURN_FORWARD, TURN_BACK = (1, 1, 0, 0), (1, -1, 0, 0)  # +-90 degrees about x
 TURN_HAND = (0.92387953, 0, 0, -0.38268343)  # -45 degrees about z: from the last link to the hand
 
-# body: frame in the parent (position, quaternion), mass, centre of mass, inertia (xx, yy, zz, xy, xz, yz), shapes.
-# A shape is a capsule or cylinder (end, end, radius) or a box (centre, half edges, quaternion) in body axes. The robot
-# description has no masses: these are of the links' convex hulls at 1000 kg / m^3.
+# Of each body: frame in the parent (position, quaternion), mass, centre of mass, inertia (xx, yy, zz, xy, xz, yz) and
+# shapes. A shape is a capsule or cylinder (end, end, radius) or a box (centre, half edges, quaternion) in body axes.
+# The robot description has no masses. These are the masses of the links' convex hulls at 1000 kg / m^3.
 BASE = (2.99653899, (-0.029191, -0.000879, 0.056603),
         (0.0090523094, 0.0116919671, 0.0120720375, -5.82758e-05, -0.0013781114, -1.25598e-06),
         [("cylinder", (-0.02581, -0.00102, 0), (-0.02738, -0.00097, 0.13908), 0.08554)])
@@ -87,7 +89,7 @@ JOINT_LOWER, JOINT_UPPER = np.array(JOINT_LIMITS).T
 LINK_MASS, LINK_COM = np.array([link[2] for link in LINKS]), np.array([link[3] for link in LINKS])  # (9,), (9, 3)
 LINK_INERTIA = np.array([link[4] for link in LINKS])[:, [[0, 3, 4], [3, 1, 5], [4, 5, 2]]]  # (9, 3, 3)
 
-# What is only drawn: cylinders (end, end, radius, colour) that close the gaps at the joints, and their caps.
+# Only drawn: cylinders (end, end, radius, colour) that close the gaps at the joints, and their caps.
 ARM_DETAILS = [
     [((0, 0, -0.196), (0, 0, -0.188), 0.0700, GREY)],
     [((0, 0, -0.105), (0, 0, 0.105), 0.0625, WHITE), ((0, 0, -0.119), (0, 0, 0.121), 0.0500, SILVER),
@@ -99,15 +101,16 @@ ARM_DETAILS = [
     [((0, 0, -0.050), (0, 0, 0.100), 0.0450, WHITE), ((0, 0, 0.060), (0, 0, 0.066), 0.0470, GREY)],
 ]  # fmt: skip
 
-# Pairs that overlap only because the primitives are larger than the real parts. MuJoCo itself skips a body and its
-# parent, unless the parent is fixed to the world. The joint limits stop the fingers where they would meet.
+# Pairs of bodies that overlap only because the primitives are larger than the real parts. MuJoCo itself ignores
+# contacts between a body and its parent, unless the parent is fixed to the world. The fingers need no contact with each
+# other, because the joint limits stop them where they would meet.
 EXCLUDED_PAIRS = [("panda_link0", "panda_link1"), ("panda_link5", "panda_link7")]
 EXCLUDED_PAIRS += [("panda_leftfinger", "panda_rightfinger")]
 
 CONTROL_PERIOD = 0.01667  # s, one control step
 SUBSTEPS = 2  # as the original
 TIMESTEP = CONTROL_PERIOD / SUBSTEPS
-# MuJoCo's solimp. With 0.9, its default, the fingers penetrate a cube by 5 mm, with 0.99 by 1 mm.
+# MuJoCo's solimp. With its default of 0.9, the fingers penetrate a cube by 5 mm; with 0.99, by 1 mm.
 CONTACT_IMPEDANCE = (0.99, 0.99, 0.001, 0.5, 2.0)
 
 ROBOT_POS = (-0.45, 0.0, 1.125)
@@ -120,9 +123,9 @@ CUBE_DENSITY = 1000.0  # kg / m^3
 
 
 def add_franka(spec, pos):
-    """Add the robot to a spec: a fixed base at `pos` (m), 9 joints, 7 torques (N m) and 2 finger positions (m).
+    """Add the robot to a spec: a fixed base at `pos` (m) and 9 joints.
 
-    spec: mujoco.MjSpec, changed in place.
+    The controls are 7 torques (N m) and 2 finger positions (m). spec: mujoco.MjSpec, changed in place.
     """
     spec.compiler.degree = False
     parent = add_body(spec.worldbody, "panda_link0", pos, (1, 0, 0, 0), *BASE, (*WHITE, 1))
@@ -153,17 +156,17 @@ def add_franka(spec, pos):
 
 
 def build_scene(second_cube):
-    """The robot on its stand behind a table with cube A and either cube B or a marker for the goal, as a mujoco.MjSpec.
+    """The robot on its stand behind a table with cube A, and cube B or a marker of the goal, as a mujoco.MjSpec.
 
-    nu = 9; qpos is the robot's 9 joints, then position (3) and quaternion (4, wxyz) of each cube; qvel is 9, then
-    linear (world axes) and angular (body axes) velocity of each cube.
+    nu is 9. qpos contains the robot's 9 joints, then position (3) and quaternion (4, wxyz) of each cube. qvel contains
+    the 9 joints' velocities, then the linear (world axes) and angular (body axes) velocity of each cube.
     """
     spec = mujoco.MjSpec()
     spec.option.timestep = TIMESTEP
     spec.option.integrator = mujoco.mjtIntegrator.mjINT_IMPLICITFAST
     spec.option.iterations = 20  # an upper limit, for the worst world of a batch
-    # With a pyramidal cone a held cube slips 10 mm in 2 s and is lost when swung; with an elliptic one it slips 0.3 mm,
-    # with impratio 10 too 0.03 mm. None of this costs time.
+    # With a pyramidal cone, a held cube slips by 10 mm in 2 s and is lost when it is swung. With an elliptic cone it
+    # slips by 0.3 mm, and by 0.03 mm if impratio is also 10. None of this makes steps slower.
     spec.option.cone = mujoco.mjtCone.mjCONE_ELLIPTIC
     spec.option.impratio = 10.0
     spec.default.geom.solimp = CONTACT_IMPEDANCE
@@ -173,17 +176,17 @@ def build_scene(second_cube):
     world.add_geom(name="ground", type=mujoco.mjtGeom.mjGEOM_PLANE, size=(0, 0, 1), material="ground")
     world.add_geom(name="table", type=box, pos=TABLE_POS, size=np.array(TABLE_SIZE) / 2, rgba=(*WOOD, 1))
     world.add_geom(name="stand", type=box, pos=STAND_POS, size=np.array(STAND_SIZE) / 2, rgba=(*GREY, 1))
-    for x, y in itertools.product((-0.53, 0.53), repeat=2):  # the table floats, as the original's
+    for x, y in itertools.product((-0.53, 0.53), repeat=2):  # only drawn: the table floats, like the original's
         draw(world, "box", (x, y, 0.4875), (0.035, 0.035, 0.4875), colour=GREY)
     add_franka(spec, ROBOT_POS)
     _add_cube(spec, CUBE_A, SIZE_A, (0.0, -0.15))
     if second_cube:
         _add_cube(spec, CUBE_B, SIZE_B, (0.0, 0.15))
-    else:  # only drawn, at the place given when rendering
+    else:  # only drawn, at the place that is given when rendering
         goal = world.add_body(name=GOAL, mocap=True, pos=(0, 0.15, TABLE_TOP + SIZE_A / 2))
         draw_goal_box(goal, [SIZE_A / 2] * 3)
         rim = 0.7 * SIZE_A
-        for x, y in ((rim, 0), (-rim, 0), (0, rim), (0, -rim)):  # a frame on the table about the goal
+        for x, y in ((rim, 0), (-rim, 0), (0, rim), (0, -rim)):  # a frame on the table around the goal
             size = (0.003 if x else rim + 0.003, 0.003 if y else rim + 0.003, 0.0008)
             draw(goal, "box", (x, y, -SIZE_A / 2), size, colour=GOAL_COLOUR)
     add_camera(world, "overview", (1.15, -1.0, 1.75), (-0.15, 0.0, 1.38), fovy=36.0)

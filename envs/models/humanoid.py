@@ -1,6 +1,7 @@
-"""Humanoid: a body of capsules, 21 hinges with springs, dampers and torque motors, 40.8 kg. From published numbers.
+"""Humanoid: a body of capsules with 21 hinges that have springs, dampers and torque motors (40.8 kg).
 
-Lengths in m, angles of the tables in degrees. Joint order, everywhere: the table's.
+It is built from published numbers. Lengths are in m, and angles in the tables are in degrees. The joints are always in
+the order of the table.
 """
 
 import numpy as np
@@ -14,7 +15,7 @@ TILT = (1, 0, -0.002, 0)  # of the two lower parts of the trunk
 FOOT_BODIES = ["right_foot", "left_foot"]
 SKIN, SHIRT, TROUSERS = (0.90, 0.71, 0.55), (0.20, 0.45, 0.75), (0.25, 0.28, 0.36)
 
-# link: parent, frame in the parent, shapes as add_shapes takes them
+# Of each link: parent, position in the parent, and shapes as add_shapes takes them
 # fmt: off
 LINKS = {
     "head":            ("torso",           (0, 0, 0.19),         [((0, 0, 0), 0.09)]),
@@ -37,7 +38,8 @@ LINKS = {
 }
 TORSO = [((0, 0.07, 0), (0, -0.07, 0), 0.07), ((-0.01, 0.06, -0.12), (-0.01, -0.06, -0.12), 0.06)]
 
-# joint: link, height of the anchor in it, axis, limits, spring N m / rad, damper N m s / rad, armature kg m^2, gear N m
+# Of each joint: link, height of the anchor in it, axis, limits, spring (N m / rad), damper (N m s / rad), armature
+# (kg m^2) and gear (N m)
 JOINTS = {
     "abdomen_z":       ("lower_waist",     0.065, (0, 0, 1),    (-45, 45),  20, 5,   0.02,  67.5),
     "abdomen_y":       ("lower_waist",     0.065, (0, 1, 0),    (-75, 30),  20, 5,   0.01,  67.5),
@@ -69,11 +71,11 @@ GEAR = [gear for *_, gear in JOINTS.values()]
 
 
 def build():
-    """The robot on its ground as a mujoco.MjSpec; its parts collide with each other.
+    """The robot on the ground, as a mujoco.MjSpec. Its parts collide with each other.
 
-    nu = 21; qpos (28) is the torso's position (3) and quaternion (4), then the joints; qvel (27) is the torso's linear
-    (world axes) and angular (body axes) velocity, then the joints'. Sensors (33): force and torque of right and left
-    foot, then the limits' torques.
+    nu is 21. qpos (28) contains the torso's position (3) and quaternion (4), then the joints. qvel (27) contains the
+    torso's linear (world axes) and angular (body axes) velocity, then the joints' velocities. Sensors (33): force and
+    torque at the right and the left foot, then the torques of the joint limits.
     """
     spec = make_scene()
     kind = dict(density=DENSITY, friction=FRICTION, self_collision=True, rgba=(*SKIN, 1))
@@ -97,7 +99,7 @@ def build():
 
 
 def _draw_details(bodies):
-    """Clothes, a face that shows where forward is, and what closes the gaps at neck, waist, knees and wrists."""
+    """Draw clothes, a face that shows the forward direction, and shapes that close gaps between the links."""
     for name, colour in (("torso", SHIRT), ("lower_waist", SHIRT), ("pelvis", TROUSERS)):
         for geom in bodies[name].geoms:
             geom.rgba = (*colour, 1)

@@ -1,13 +1,14 @@
-"""What several models are built of: bodies with primitive shapes, position drives."""
+"""Building blocks of several models: bodies with primitive shapes, and position drives."""
 
 import mujoco
 
 
 def add_body(parent, name, pos, quat, mass, com, inertia, shapes, colour=(0.85, 0.5, 0.2, 1)):
-    """Add a body to its parent (mujoco.MjsBody) and return it. Without gravity; boxes are grey.
+    """Add a body to its parent (mujoco.MjsBody) and return it. Gravity does not act on it, and its boxes are grey.
 
-    pos (3,) m and quat (4,) wxyz: frame in the parent; mass (kg); com (3,) m; inertia (6,) kg m^2 about it: xx, yy, zz,
-    xy, xz, yz, body axes. A shape is ("capsule" or "cylinder", end, end, radius) or ("box", centre, half edges, quat).
+    pos (3,) m and quat (4,) wxyz: frame in the parent; mass (kg); com (3,) m: centre of mass; inertia (6,) kg m^2 about
+    it: xx, yy, zz, xy, xz, yz in body axes.
+    A shape is ("capsule" or "cylinder", end, end, radius) or ("box", centre, half edges, quat).
     """
     body = parent.add_body(name=name, pos=pos, quat=quat, mass=mass, ipos=com, fullinertia=inertia, gravcomp=1)
     body.explicitinertial = True
@@ -21,10 +22,10 @@ def add_body(parent, name, pos, quat, mass, com, inertia, shapes, colour=(0.85, 
 
 
 def add_position_drive(spec, joint, stiffness, damping, effort, limits=None):
-    """Add a position drive named like its joint; its control is the target position.
+    """Add a position drive with the name of its joint. Its control is the target position.
 
-    stiffness N m / rad, damping N m s / rad, effort N m (N / m, N s / m and N for a slide joint); limits (2,): range of
-    the target, none if left out.
+    stiffness N m / rad, damping N m s / rad, effort N m (for a slide joint N / m, N s / m and N); limits (2,): range of
+    the target, or None for no limits.
     """
     options = {} if limits is None else dict(ctrlrange=limits)
     drive = spec.add_actuator(name=joint, target=joint, trntype=mujoco.mjtTrn.mjTRN_JOINT, **options)

@@ -1,8 +1,8 @@
-"""Right Shadow hand: 24 hinge joints, 20 of them driven, built from primitive shapes and published numbers.
+"""The right Shadow hand, built from primitive shapes and published numbers: 24 hinge joints, of which 20 are driven.
 
-Lengths in m, angles in rad, masses in kg, inertias in kg m^2. Joint order, everywhere: wrist WRJ1, WRJ0, then first,
-middle, ring, little finger and thumb (FF, MF, RF, LF, TH), each from base to tip, that is with falling numbers.
-At zero the fingers point along z of the palm body; they bend towards its -y.
+Lengths are in m, angles in rad, masses in kg, and inertias in kg m^2. The joints are always in this order: wrist WRJ1
+and WRJ0, then first finger, middle finger, ring finger, little finger and thumb (FF, MF, RF, LF, TH), each from base to
+tip, that is, with decreasing numbers. At zero, the fingers point along z of the palm body. They bend towards its -y.
 """
 
 import mujoco
@@ -11,13 +11,14 @@ import numpy as np
 from envs.models.parts import add_position_drive
 from envs.models.visuals import BLACK, GREY, HIDDEN, SILVER, WHITE, draw
 
-BASE_POS, BASE_QUAT = (0, 0, 0.5), (0, 0, -1, 1)  # not normalised: fingers along -y of the world, palm up
+BASE_POS, BASE_QUAT = (0, 0, 0.5), (0, 0, -1, 1)  # not normalised; the fingers point along -y of the world, the palm up
 FINGERTIP_BODIES = ["ffdistal", "mfdistal", "rfdistal", "lfdistal", "thdistal"]
 X, Y = (1, 0, 0), (0, 1, 0)
 
-# body: parent, place in it, mass, centre of mass; joint: axis, limits, effort limit (N m; None: no drive); shapes.
-# A shape is a capsule (end, end, radius) or a box (centre, half edges) in body axes. At zero all frames but the thumb's
-# are parallel. The forearm is fixed to the world; a capsule stands in for its mesh.
+# Of each body: name, parent, position in the parent, mass and centre of mass; of its joint: name, axis, limits and
+# effort limit (N m; None: no drive); then shapes. A shape is a capsule (end, end, radius) or a box (centre, half edges)
+# in body axes. At zero, all frames except the thumb's are parallel. The forearm is fixed to the world, and a capsule
+# replaces its mesh.
 FOREARM = ("forearm", (0, 0.01, 0), 4.0, (0.001, -0.002, 0.29), 0.01,
            [("capsule", (0, 0.01, 0.085), (0, 0.01, 0.189), 0.0675)])  # fmt: skip
 BODIES = [
@@ -73,21 +74,21 @@ THUMB_QUAT = (0.9239557, 0, 0.3824995, 0)  # of thbase in the palm
 
 JOINT_NAMES = [body[5] for body in BODIES]
 JOINT_LOWER, JOINT_UPPER = np.array([body[7] for body in BODIES]).T
-DRIVEN = [i for i, body in enumerate(BODIES) if body[8] is not None]  # the 20 joints with drives
+DRIVEN = [i for i, body in enumerate(BODIES) if body[8] is not None]  # the 20 joints that have drives
 
-# Stiffness (N m / rad), damping (N m s / rad) and armature of a joint, inertia of its body about every axis. The
-# published friction, 0.001, is left out: it is PhysX's load-dependent coefficient, not a torque.
+# Stiffness (N m / rad), damping (N m s / rad) and armature of a joint, and inertia of its body about every axis. The
+# published friction of 0.001 is left out, because it is PhysX's load-dependent coefficient and not a torque.
 WRIST, FINGER = (5.0, 0.5, 0.005, 1e-3), (1.0, 0.1, 0.001, 1e-5)
 
-# A tendon couples the last two joints of each finger: |0.00705 q0 - 0.00805 q1| <= 1 mm, so q0, which has no drive,
-# follows q1 with a slack of 0.14 rad. The published spring beyond the slack, 30 N m / rad at q0, would oscillate at
-# 170 rad/s, too fast for a substep of 8 ms; MuJoCo's softer limit replaces it. Measured: q0 exceeds the slack by up to
-# 0.06 rad, at rest by 0.006 rad. The published damping, 0.1 N m s / rad at q0, also acts within the slack.
+# A tendon couples the last two joints of each finger: |0.00705 q0 - 0.00805 q1| <= 1 mm. So q0, which has no drive,
+# follows q1 with a slack of 0.14 rad. The published spring beyond the slack, 30 N m / rad at q0, would oscillate at 170
+# rad/s, which is too fast for a substep of 8 ms. MuJoCo's softer limit replaces it. With it, q0 exceeds the slack by up
+# to 0.06 rad, and at rest by 0.006 rad. The published damping, 0.1 N m s / rad at q0, also acts within the slack.
 TENDON_ARMS, TENDON_SLACK = (0.00705, -0.00805), 0.001  # m / rad, m
 TENDON_DAMPING = 0.1 / TENDON_ARMS[0] ** 2  # N s / m
 COUPLED = [("FFJ0", "FFJ1"), ("MFJ0", "MFJ1"), ("RFJ0", "RFJ1"), ("LFJ0", "LFJ1")]  # q0, q1
 
-# The parts of the hand that collide with each other, without friction. All of them collide with the cube.
+# The parts of the hand that collide with each other, without friction. All parts collide with the cube.
 TOUCHING_PAIRS = [
     ("palm", "thdistal"), ("ffproximal", "mfproximal"), ("mfproximal", "rfproximal"), ("rfproximal", "lfproximal"),
     ("ffproximal", "thdistal"), ("mfproximal", "thdistal"), ("ffmiddle", "thdistal"), ("ffdistal", "thdistal"),
@@ -98,7 +99,7 @@ TOUCHING_PAIRS = [
 
 
 def add_shadow_hand(spec):
-    """Add the hand to a mujoco.MjSpec: fixed base, 24 joints, 20 position drives."""
+    """Add the hand to a mujoco.MjSpec: a fixed base, 24 joints and 20 position drives."""
     spec.compiler.degree = False
     mount = spec.worldbody.add_body(name="mount", pos=BASE_POS, quat=BASE_QUAT, mass=0.1, inertia=(1e-3, 1e-3, 1e-3))
     bodies = {"forearm": _add_body(mount, *FOREARM)}
@@ -121,11 +122,11 @@ def add_shadow_hand(spec):
 
 
 def _add_body(parent, name, pos, mass, com, inertia, shapes):
-    # gravcomp: in the task no gravity acts on the hand
+    # gravcomp, because in the task no gravity acts on the hand
     body = parent.add_body(name=name, pos=pos, mass=mass, ipos=com, inertia=[inertia] * 3, gravcomp=1)
     body.explicitinertial = True
     for i, (kind, first, second, *radius) in enumerate(shapes):
-        # conaffinity 0: parts of the hand collide only as listed in TOUCHING_PAIRS
+        # conaffinity 0, so that parts of the hand collide only as listed in TOUCHING_PAIRS
         geom = body.add_geom(name=name if i == 0 else "", contype=1, conaffinity=0, rgba=(0.3, 0.3, 0.33, 1))
         if kind == "box":
             geom.type, geom.pos, geom.size = mujoco.mjtGeom.mjGEOM_BOX, first, second
@@ -135,7 +136,7 @@ def _add_body(parent, name, pos, mass, com, inertia, shapes):
 
 
 def _draw_details(spec, bodies):
-    """What is only drawn: the stand, the forearm's ends, a rounded palm in place of its boxes, joints, fingertips."""
+    """Draw the stand, the ends of the forearm, a rounded palm in place of its boxes, the joints and the fingertips."""
     y, z = BASE_POS[1] - 0.11, BASE_POS[2]
     draw(spec.worldbody, "cylinder", (0, y, 0), (0, y, z - 0.03), 0.035, colour=GREY)
     draw(spec.worldbody, "cylinder", (0, y, 0), (0, y, 0.02), 0.13, colour=GREY)

@@ -1,4 +1,4 @@
-"""What is only drawn: sky, light, ground, and shapes without mass and collision. The engines leave all of it out."""
+"""Everything that is only drawn: sky, light, ground, and shapes without mass and collisions. Engines leave it out."""
 
 import itertools
 
@@ -6,7 +6,7 @@ import mujoco
 import numpy as np
 
 HORIZON = (0.88, 0.91, 0.94)
-# of the faces at +x, -x, +y, -y, +z, -z of whatever is turned
+# of the faces at +x, -x, +y, -y, +z, -z of an object whose orientation matters
 FACE_COLOURS = (
     (0.86, 0.22, 0.20), (0.20, 0.62, 0.35), (0.16, 0.42, 0.85), (0.97, 0.77, 0.16), (0.95, 0.50, 0.12),
     (0.52, 0.30, 0.70),
@@ -20,11 +20,11 @@ SHAPES = {
     "ellipsoid": mujoco.mjtGeom.mjGEOM_ELLIPSOID,
     "box": mujoco.mjtGeom.mjGEOM_BOX,
 }
-HIDDEN = 3  # the geom group that MuJoCo does not draw: for solid shapes that stand in for better looking ones
+HIDDEN = 3  # a geom group that is not drawn, for solid shapes in whose place better looking ones are drawn
 
 
 def draw(body, shape, *numbers, colour, alpha=1.0):
-    """Add a shape to a body that is only drawn, in its axes, lengths in m.
+    """Add a shape that is only drawn to a body. Numbers are in the body's axes, lengths in m.
 
     A sphere is (centre, radius), a capsule or cylinder (end, end, radius), an ellipsoid or box (centre, half edges) or
     (centre, half edges, quaternion).
@@ -46,7 +46,7 @@ def draw(body, shape, *numbers, colour, alpha=1.0):
 def draw_faces(body, half_edges, frame=0.18, alpha=1.0):
     """Draw a differently coloured patch on each face of a box at the body's origin.
 
-    half_edges (3,) m; frame: what the patch leaves free at its edges, relative to the shortest half edge.
+    half_edges (3,) m; frame: width of the margin around a patch, relative to the shortest half edge.
     """
     margin, thickness = frame * min(half_edges), 0.0006
     for face, colour in enumerate(FACE_COLOURS):
@@ -57,7 +57,7 @@ def draw_faces(body, half_edges, frame=0.18, alpha=1.0):
 
 
 def draw_goal_box(body, half_edges):
-    """Draw a box that one can see through, with the same colours as `draw_faces`."""
+    """Draw a transparent box with the same colours as `draw_faces`."""
     draw_faces(body, half_edges, frame=0.04, alpha=0.6)
     corners = np.array(list(itertools.product((-1.0, 1.0), repeat=3)))
     for first, second in itertools.combinations(corners, 2):
@@ -69,8 +69,8 @@ def draw_goal_box(body, half_edges):
 def add_surroundings(spec, light=(0.4, 0.5, -1.0), aim=(0, 0, 0), follow=None, span=5.0):
     """Add a sky, soft sunlight and the material "ground" for a plane.
 
-    light (3,): the direction in which the sun shines; aim (3,) m, span m: centre and half width of what casts shadows;
-    follow: the body, if it walks, that the centre follows.
+    light (3,): the direction in which the sun shines; aim (3,) m and span m: centre and half width of the region that
+    casts shadows; follow: a walking body that the centre follows, or None.
     """
     texture = mujoco.mjtTexture
     spec.add_texture(
@@ -90,7 +90,7 @@ def add_surroundings(spec, light=(0.4, 0.5, -1.0), aim=(0, 0, 0), follow=None, s
     visual.headlight.specular = (0.1, 0.1, 0.1)
     visual.quality.shadowsize, visual.quality.offsamples = 2048, 4
     visual.map.znear, visual.map.zfar = 0.01, 60.0
-    spec.stat.extent = 1.0  # the unit of the lengths in `visual.map`
+    spec.stat.extent = 1.0  # the unit of lengths in `visual.map`
     visual.map.shadowclip = span
     visual.global_.offwidth, visual.global_.offheight = 640, 480
     sun = (follow or spec.worldbody).add_light(
@@ -102,7 +102,7 @@ def add_surroundings(spec, light=(0.4, 0.5, -1.0), aim=(0, 0, 0), follow=None, s
 
 
 def add_camera(body, name, position, target, fovy=40.0, **options):
-    """Add a camera that looks from `position` (3,) at `target` (3,), m, horizon level. fovy: vertical, degrees."""
+    """Add a camera at `position` (3,) m that looks at `target` (3,) m with a level horizon. fovy: vertical, degrees."""
     x, y, z = np.asarray(target, float) - position
     return body.add_camera(
         name=name, pos=position, xyaxes=(y, -x, 0, -x * z, -y * z, x * x + y * y), fovy=fovy, **options

@@ -1,9 +1,11 @@
 """AllegroKuka: a KUKA arm with an Allegro hand lifts an object from a table and brings it to one goal after another.
 
-One file: what the tasks of the family share (`AllegroKukaBase`), then what each adds (`AllegroKukaRegrasping`,
-`AllegroKukaThrow`, `AllegroKukaReorientation`). Those with two arms are in allegro_kuka_two_arms.py.
-Shape letters: N num_envs, M robots, J joints (23 per robot), B bodies, F fingertips (4 per robot), K keypoints. Metres,
-seconds, radians; world z points up. Quaternions are w, x, y, z, except in the observation: x, y, z, w.
+`AllegroKukaBase` contains what all tasks of the family share. Below it stand the tasks with one arm:
+`AllegroKukaRegrasping`, `AllegroKukaThrow` and `AllegroKukaReorientation`. Those with two arms are in
+allegro_kuka_two_arms.py.
+Shape letters: N num_envs, M robots, J joints (23 per robot), B bodies, F fingertips (4 per robot), K keypoints. Units
+are metres, seconds and radians, and the world's z axis points up. Quaternions are ordered w, x, y, z, but x, y, z, w in
+the observation.
 """
 
 import functools
@@ -19,30 +21,31 @@ from envs.models import allegro_kuka_scene as scene
 from envs.rotations import rotate
 
 NUM_ARM, JOINTS_PER_ROBOT, FINGERS = 7, 23, 4
-OBJECT = -1  # its index in the engine's bodies; the palms come first, then the fingertips, robot by robot
+OBJECT = -1  # index of the object in the engine's bodies; before it stand the palms, then each robot's fingertips
 ARM_SPEED = 10.0  # rad/s: an action of 1 moves an arm target by 10 * 0.01667 rad per step
-RESET_NOISE = 0.1  # weight of a uniform sample in a start pose
+RESET_NOISE = 0.1  # weight of a uniformly drawn pose in a start pose; the rest is the default pose
 RESET_VELOCITY = 0.5  # rad/s
 
-START_RANGE = (0.1, 0.1, 0.02)  # of the object's centre about scene.OBJECT_START
-TABLE_MARGIN = 0.02  # m, from there to the table's edges at least
-START_CLEARANCE = 0.005  # m, of the object from table and robot
-DRAWS = (1, 0), (7, 16)  # starts drawn in START_RANGE and on the whole table: at first, and where that one touches
-FALL_HEIGHT = 0.1  # m: below it the object is lost
+START_RANGE = (0.1, 0.1, 0.02)  # m per axis, from scene.OBJECT_START to the object's centre at most
+TABLE_MARGIN = 0.02  # m, the smallest distance of a start from the table's edges
+START_CLEARANCE = 0.005  # m, the smallest distance of the object from the table and the robot
+# How many starts are drawn from START_RANGE and from the whole table: first, and again where that start was blocked
+DRAWS = (1, 0), (7, 16)
+FALL_HEIGHT = 0.1  # m, below which the object is lost
 GOAL_LOW, GOAL_HIGH = (-0.4, 0.0, 0.68), (0.4, 0.35, 1.05)
 KEYPOINT_SCALE = 1.5
-BUCKET_LOW, BUCKET_HIGH = (0.5, -1.0, 0.0), (0.9, 0.7, 1.0)  # of its underside, to the right or mirrored to the left
-HAND_RANGE = 1.5  # m: farther than this from a fingertip the object is lost
+BUCKET_LOW, BUCKET_HIGH = (0.5, -1.0, 0.0), (0.9, 0.7, 1.0)  # m, of the underside; half of them are mirrored
+HAND_RANGE = 1.5  # m, the distance from a fingertip beyond which the object is lost
 
 LIFT_OFFSET, LIFT_THRESHOLD = 0.05 - scene.OBJECT_START[2], 0.15  # lifted: centre 0.20 m above the table top
-NEAR_FACTOR = 1.5  # near the goal: keypoint distance <= 1.5 * tolerance
+NEAR_FACTOR = 1.5  # the object is near the goal if the keypoint distance is at most 1.5 * tolerance
 MAX_SUCCESSES = 50
-TOLERANCE_START, TOLERANCE_FACTOR = 0.075, 0.9  # m, -
-TOLERANCE_INTERVAL, TOLERANCE_SUCCESSES = 3000, 3.0  # control steps of the vectorised environment, mean successes
+TOLERANCE_START, TOLERANCE_FACTOR = 0.075, 0.9  # m, and a factor
+TOLERANCE_INTERVAL, TOLERANCE_SUCCESSES = 3000, 3.0  # at least so many control steps and mean successes
 
 REWARD_TERMS = ("lift", "lift_bonus", "fingertip", "keypoint", "goal")
 SPEED_TERMS = ("arm_speed", "hand_speed")
-PUSH_FORCE = 2.0 * 0.15  # N, standard deviation per axis: 2 m/s^2 times the mass of the first object, for all objects
+PUSH_FORCE = 2.0 * 0.15  # N, standard deviation per axis: 2 m/s^2 times the mass of the first object
 PUSH_PROBABILITY = (0.001, 0.1)  # per step, drawn log-uniformly for an episode
 PUSH_DECAY = 0.99 ** (scene.CONTROL_PERIOD / 0.08)  # per step
 
@@ -57,7 +60,7 @@ def half_height(quaternion, edges):
 def relative_targets(target, action, lower, upper):
     """Next joint targets (rad) of one robot. target, action (N, 23), limits (23,) -> (N, 23).
 
-    The arm's action is relative to its last target, not to the measured angle; the hand's is absolute.
+    The action of the arm is relative to its last target, not to the measured angle. That of the hand is absolute.
     """
     arm = target[:, :NUM_ARM] + ARM_SPEED * scene.CONTROL_PERIOD * action[:, :NUM_ARM]
     hand = lower[NUM_ARM:] + (action[:, NUM_ARM:] + 1.0) * (upper - lower)[NUM_ARM:] / 2.0
@@ -65,7 +68,7 @@ def relative_targets(target, action, lower, upper):
 
 
 def next_push(force, probability, uniform, noise):
-    """The push on the object (N, in its own frame) decays; at random steps a new one replaces it.
+    """The push on the object (N, in its own frame), which decays until a new one replaces it at a random step.
 
     force, noise (N, 3), the latter standard normal; probability, uniform (N,), the latter in [0, 1) -> (N, 3)
     """
@@ -76,14 +79,14 @@ def reward_terms(
     height, fingertip_distance, keypoint_distance, joint_velocity,
     lifted, closest_fingertip, closest_keypoint, tolerance, success_steps, fingertips_once_lifted=False,
 ):  # fmt: skip
-    """The reward of one control step, term by term, and the updated records.
+    """The reward of one control step, term by term, and the updated records (the smallest distances so far).
 
     height            z of the object's centre (N,) m
     *_distance        fingertips to the object's centre (N, F); farthest keypoint to its goal (N,), m
-    joint_velocity    (N, 23) rad/s, or None where speed costs nothing
+    joint_velocity    (N, 23) rad/s, or None if speed costs nothing
     lifted, closest_* the records before the step: (N,) bool, (N, F) m, (N,) m
     tolerance         0-d, m
-    fingertips_once_lifted   whether fingertips that come closer still pay then
+    fingertips_once_lifted   whether fingertips that come closer are rewarded after the object was lifted, too
     Returns terms: name -> (N,); near (N,) bool; and lifted, closest_fingertip, closest_keypoint after the step.
     """
     lift = height + LIFT_OFFSET
@@ -103,39 +106,41 @@ def reward_terms(
         speed = joint_velocity.abs()
         terms["arm_speed"] = -0.003 * speed[:, :NUM_ARM].sum(1)
         terms["hand_speed"] = -0.0003 * speed[:, NUM_ARM:].sum(1)
-    # records are updated even while their term is masked: that progress is not rewarded later
+    # records are updated even while their term is masked, so that this progress is not rewarded later
     closest_fingertip = torch.minimum(closest_fingertip, fingertip_distance)
     closest_keypoint = torch.minimum(closest_keypoint, keypoint_distance)
     return terms, near, now_lifted, closest_fingertip, closest_keypoint
 
 
 class AllegroKukaBase(VectorEnv):
-    """Base of the AllegroKuka tasks. Observation: see `observe`; action (J): 7 arm, 16 hand joints per robot.
+    """The base class of the AllegroKuka tasks.
 
-    A task sets the constants below and overrides the methods below the line where it differs. A goal is reached after
-    `success_steps` steps near it; then the next one begins in the same episode and its clock restarts. The episode
-    terminates when the object is lost (or the physics breaks), and is truncated `max_episode_steps` after the last
-    success or at 50 successes.
-    Objective: successes in the episode.
+    Observation: see `observe`. Action (J): 7 arm joints and 16 hand joints per robot.
+    A task sets the constants below and overrides those methods below the line in which it differs. A goal is reached
+    after `success_steps` steps near it. Then the next goal follows in the same episode, and the clock starts again. The
+    episode terminates when the object is lost or the physics diverges. It is truncated `max_episode_steps` after the
+    last success, or at 50 successes.
+    Objective: the number of successes in the episode.
     """
 
     frame_rate = 60
     curriculum = ("tolerance",)
     layout = scene.ONE_ARM
     obstacle = None  # a scene.Obstacle
-    # MuJoCo Warp's buffers, per world: random hands made 5.4 contacts on average and at most 60 rows of constraints
+    # MuJoCo Warp's buffers per world. Hands that moved at random made 5.4 contacts on average and 60 rows of
+    # constraints at most.
     max_contacts, max_constraints = 24, 192
     success_steps: int
     keypoint_pattern: tuple  # K corners (+-1, +-1, +-1) of the object's keypoint box; (0, 0, 0) is its centre
     object_families = ("small", "big", "sticks")  # see scene.object_scales
     goal_shape = "ball"  # see scene.build_scene
-    thrown = False  # whether pictures show the path of the object
-    goal_box = (GOAL_LOW, GOAL_HIGH)  # corners of where goals lie, m
-    start_side = goal_side = 0.0  # m: starts and goals are shifted so far along x, to one side or the other
-    observes_records = True  # whether the fingertips' smallest distances are observed
+    thrown = False  # whether pictures show the object's path
+    goal_box = (GOAL_LOW, GOAL_HIGH)  # corners of the box that goals are drawn from, m
+    start_side = goal_side = 0.0  # m, by which starts and goals are shifted along x, to a random side
+    observes_records = True  # whether the smallest distances of the fingertips are observed
     reward_names = REWARD_TERMS + SPEED_TERMS
     fingertips_once_lifted = False  # see `reward_terms`
-    tolerance_target = 0.01  # m, the end of the curriculum
+    tolerance_target = 0.01  # m, where the curriculum ends
 
     def __init__(self, num_envs, device, seed, engine="mujoco"):
         super().__init__(num_envs, device, seed)
@@ -147,7 +152,7 @@ class AllegroKukaBase(VectorEnv):
         self.num_obs += self.num_fingertips if self.observes_records else 0
         self.palms, self.tips = slice(0, self.num_robots), slice(self.num_robots, OBJECT)  # in the engine's body list
 
-        first = int(os.environ.get("RANK", 0)) * num_envs  # of several processes each has objects of its own
+        first = int(os.environ.get("RANK", 0)) * num_envs  # each of several processes has objects of its own
         scales = np.roll(scene.object_scales(self.object_families), -first, axis=0)
         which = self.goal_shape, self.layout, self.obstacle
         models = [functools.partial(scene.build_scene, scale, *which) for scale in scales]
@@ -184,7 +189,7 @@ class AllegroKukaBase(VectorEnv):
         self.keypoint_offsets = self.constant(keypoints)  # (N, K, 3), object's frame
 
         self.target = self.zeros(self.num_joints)  # rad
-        self.push_force = self.zeros(3)  # N, object's frame
+        self.push_force = self.zeros(3)  # N, in the object's frame
         self.push_probability = self.zeros()
         self.goal = self.zeros(7)  # position, quaternion
         self.lifted = self.zeros(dtype=torch.bool)
@@ -198,8 +203,8 @@ class AllegroKukaBase(VectorEnv):
         self.finished_term_means = self.zeros(len(self.reward_names))  # per step of the last finished episode
         self.tolerance = self.tensor(TOLERANCE_START)
         self.tolerance_age = torch.tensor(0, device=self.device)  # control steps since the last change
-        self.nan_worlds = torch.tensor(0, device=self.device)  # how often a world broke so far
-        self.blocked_starts = torch.tensor(0, device=self.device)  # starts so far without a place clear of the robot
+        self.nan_worlds = torch.tensor(0, device=self.device)  # how often a world has diverged so far
+        self.blocked_starts = torch.tensor(0, device=self.device)  # starts so far where the object touches the robot
         self.step_metrics = {}
 
     # ---------------------------------------------------------------- what a task may override
@@ -214,12 +219,12 @@ class AllegroKukaBase(VectorEnv):
         return goal
 
     def begin_next_goal(self, mask):
-        """After a success: the next goal in the environments of mask (N,) bool, others untouched."""
+        """Begin the next goal after a success, in the environments of mask (N,) bool only."""
         self.place_object(mask, self.engine.qpos, self.engine.qvel)
         self.set_goal(mask)
 
     def next_target(self, action):
-        """Joint targets (N, J) rad that follow from the present ones and action (N, J)."""
+        """The next joint targets (N, J) rad, from the present ones and action (N, J)."""
         return relative_targets(self.target, action, self.joint_lower, self.joint_upper)
 
     def lost(self, near, fingertip_distance):
@@ -259,7 +264,7 @@ class AllegroKukaBase(VectorEnv):
             self.success_steps,
             self.fingertips_once_lifted,
         )
-        broken = self.engine.broken  # the engine reset these worlds: the episode ends without a reward
+        broken = self.engine.broken  # the engine has reset these worlds, whose episode ends without a reward
         self.nan_worlds = self.nan_worlds + broken.sum()
         terms = torch.stack([terms[name] for name in self.reward_names], 1).masked_fill(broken[:, None], 0.0)
         self.term_sums = self.term_sums + terms
@@ -269,7 +274,7 @@ class AllegroKukaBase(VectorEnv):
         self.near_steps = self.near_steps + (near & ~broken)
         success = self.near_steps >= self.success_steps
         self.successes = self.successes + success
-        self.episode_step.masked_fill_(success, 0)  # the clock runs per goal
+        self.episode_step.masked_fill_(success, 0)  # each goal has a clock of its own
         terminated = broken | self.lost(near, fingertip_distance)
         truncated = self.given_up() | (self.successes >= MAX_SUCCESSES)
         done = terminated | truncated | (self.episode_step >= self.max_episode_steps)
@@ -294,7 +299,7 @@ class AllegroKukaBase(VectorEnv):
         return torch.nn.functional.normalize(torch.randn(num, 4, generator=self.generator, device=self.device))
 
     def update_tolerance(self):
-        """Curriculum in training: a smaller goal zone once finished episodes show that this one is mastered."""
+        """The curriculum: in training, shrink the tolerance once the latest episodes have enough successes."""
         self.tolerance_age = self.tolerance_age + 1
         mastered = self.finished_successes.mean() >= TOLERANCE_SUCCESSES
         ready = mastered & (self.tolerance_age >= TOLERANCE_INTERVAL) & self.training
@@ -396,7 +401,10 @@ class AllegroKukaBase(VectorEnv):
         return torch.cat([qpos, upright], 1), torch.cat([qvel, torch.zeros_like(upright[:, 1:])], 1)
 
     def place_object(self, mask, qpos, qvel):
-        """Put the object above the table at random, at rest and clear of the robot, all else as qpos and qvel say."""
+        """Put the object at a random place above the table, at rest and clear of the robot.
+
+        Everything else gets the state in qpos and qvel.
+        """
         joints, after = self.num_joints, self.num_joints + 7
         start = self.draw_clear_start(mask, qpos[:, :joints])
         at_rest = torch.zeros(self.num_envs, 6, device=self.device)
@@ -407,12 +415,13 @@ class AllegroKukaBase(VectorEnv):
         self.closest_fingertip = torch.where(mask[:, None], self.fingertip_distance(), self.closest_fingertip)
 
     def draw_clear_start(self, mask, joint_pos):
-        """Starts (N, 7), of which those of mask (N,) bool are the first draw clear of the robot, else the farthest.
+        """Draw starts (N, 7), valid in the environments of mask (N,) bool.
 
-        The original takes the first draw whatever it overlaps with (7 %). Where a hand leaves hardly any room in the
-        usual place (1 %), later draws use the whole table.
+        A start is the first draw that is clear of the robot or, if there is none, the draw farthest from it. The
+        original takes the first draw even if it overlaps with the robot (7 %). Where the hand leaves hardly any room in
+        the usual place (1 %), further draws use the whole table.
         """
-        rows = mask.nonzero().squeeze(1)  # a GPU is waited for, which costs less than to draw for all
+        rows = mask.nonzero().squeeze(1)  # this waits for a GPU, which costs less than drawing for all environments
         shapes = self.clearance.shapes(joint_pos[rows])
         start = torch.zeros(self.num_envs, 7, device=self.device)
         distance = start.new_full((self.num_envs,), -torch.inf)
@@ -434,9 +443,10 @@ class AllegroKukaBase(VectorEnv):
         return start
 
     def draw_start(self, size, near, anywhere):
-        """Places above the table for objects of edges `size` (R, 3) m: position and rotation (R, 7).
+        """Places above the table for objects with edges `size` (R, 3) m: position and rotation (R, 7).
 
-        Of every near + anywhere in a row the first `near` are in the usual range, the others on the whole table.
+        The rows come in groups of near + anywhere. The first `near` places of a group are drawn from the usual range,
+        the others from the whole table.
         """
         start_range = torch.cat([self.start_range.expand(near, 3), self.table_range.expand(anywhere, 3)])
         start_range = start_range.repeat(len(size) // len(start_range), 1)
@@ -446,7 +456,7 @@ class AllegroKukaBase(VectorEnv):
             position[:, 0] += self.either_side(self.start_side, len(size))
         quaternion = self.random_rotation(len(size))
         lowest = scene.TABLE_TOP + START_CLEARANCE + half_height(quaternion, size)
-        position[:, 2] = torch.maximum(position[:, 2], lowest)  # else long objects would start inside the table
+        position[:, 2] = torch.maximum(position[:, 2], lowest)  # otherwise long objects would start inside the table
         return torch.cat([position, quaternion], 1)
 
     def set_goal(self, mask):
@@ -490,7 +500,7 @@ class AllegroKukaBase(VectorEnv):
 
 
 class AllegroKukaRegrasping(AllegroKukaBase):
-    """Lift the object and hold its centre at a point in the air; after every success it lies on the table again."""
+    """Lift the object and hold its centre at a point in the air. After each success it is put back on the table."""
 
     max_episode_steps = 400  # since the last success
     success_steps = 30
@@ -498,7 +508,7 @@ class AllegroKukaRegrasping(AllegroKukaBase):
 
 
 class AllegroKukaThrow(AllegroKukaBase):
-    """Throw a small object into a bucket; after every success it lies on the table again and the bucket elsewhere."""
+    """Throw a small object into a bucket. After each success it is put back on the table and the bucket is moved."""
 
     max_episode_steps = 300  # since the last success
     success_steps = 5
@@ -526,7 +536,7 @@ class AllegroKukaThrow(AllegroKukaBase):
 
 
 class AllegroKukaReorientation(AllegroKukaBase):
-    """Bring the object to a pose in the air; after every success to the next one, with the object where it is."""
+    """Bring the object into a pose in the air. After each success a new pose follows; the object stays where it is."""
 
     max_episode_steps = 600  # since the last success
     success_steps = 1

@@ -1,8 +1,8 @@
-"""AllegroKuka with two arms, one at either end of a longer table; the goal may lie on the other arm's side.
+"""AllegroKuka with two arms, one at either end of a longer table. The goal may lie on the other arm's side.
 
-What differs from one arm is stated below; all else is in allegro_kuka.py. The obstacles are described in EPO's first
-version (2503.19037v1) in a sentence each. The boards of `...Hole` are those that EPO's released code puts into its
-two-arm reorientation; the sizes of the other two are ours.
+This file contains only the differences from the tasks with one arm, which are in allegro_kuka.py. The first version of
+the EPO paper (2503.19037v1) describes each obstacle in a sentence. The boards of `...Hole` are those in EPO's released
+code for two arms. The sizes of the other two obstacles are our choice.
 """
 
 from envs.models import allegro_kuka_scene as scene
@@ -10,48 +10,52 @@ from envs.tasks.allegro_kuka import REWARD_TERMS, AllegroKukaBase, AllegroKukaRe
 
 
 class AllegroKukaTwoArms(AllegroKukaBase):
-    """What the tasks with two arms share: observation (160 + 9K), action (46), both the left arm's first."""
+    """The base class of the tasks with two arms.
+
+    Observation (160 + 9K) and action (46) begin with the left arm.
+    """
 
     layout = scene.TWO_ARMS
-    # MuJoCo Warp's buffers, per world: random hands made 7.6 contacts on average and at most 46 rows of constraints
+    # MuJoCo Warp's buffers per world. Hands that moved at random made 7.6 contacts on average and 46 rows of
+    # constraints at most.
     max_contacts, max_constraints = 32, 256
-    start_side, goal_side = 0.35, 0.75  # m, each drawn by itself
+    start_side, goal_side = 0.35, 0.75  # m, each drawn independently
     goal_box = ((-0.2, -0.5, 0.68), (0.2, 0.5, 1.05))
     observes_records = False
     reward_names = REWARD_TERMS  # speed costs nothing
     fingertips_once_lifted = True
 
     def next_target(self, action):
-        """All joints are absolute, those of the arms as well."""
+        """The actions of all joints are absolute targets, those of the arms as well."""
         return self.joint_lower + (action + 1.0) * (self.joint_upper - self.joint_lower) / 2.0
 
 
 class AllegroKukaTwoArmsRegrasping(AllegroKukaTwoArms, AllegroKukaRegrasping):
-    """Lift the object and hold its centre at a point in the air; after every success it lies on the table again."""
+    """Lift the object and hold its centre at a point in the air. After each success it is put back on the table."""
 
 
 class AllegroKukaTwoArmsReorientation(AllegroKukaTwoArms, AllegroKukaReorientation):
-    """Bring the object to a pose in the air; after every success to the next one, with the object where it is."""
+    """Bring the object into a pose in the air. After each success a new pose follows; the object stays where it is."""
 
     def lost(self, near, fingertip_distance):
         return AllegroKukaBase.lost(self, near, fingertip_distance)  # however far from the hands
 
 
 class AllegroKukaTwoArmsReorientationPartition(AllegroKukaTwoArmsReorientation):
-    """A board stands loose between the arms and has to be removed first; only a reset puts it up again."""
+    """A loose board stands between the arms and has to be removed first. Only a reset puts it up again."""
 
     obstacle = scene.Obstacle(width=0.4, height=0.4, loose=True)
 
 
 class AllegroKukaTwoArmsReorientationHole(AllegroKukaTwoArmsReorientation):
-    """Two fixed boards, one above the other, leave a slot that every object fits through, to throw or hand it over."""
+    """Two fixed boards leave a slot between them. Every object fits through it and can be thrown or handed over."""
 
     obstacle = scene.Obstacle(width=0.4, height=1.47, opening=(0.4, 0.27, 0.47), thickness=0.05)
     thrown = True
 
 
 class AllegroKukaTwoArmsReorientationBarrier(AllegroKukaTwoArmsReorientation):
-    """A fixed board between the arms has no opening: one hand passes the object round its side to the other."""
+    """A fixed board without an opening stands between the arms. One hand passes the object around it to the other."""
 
     obstacle = scene.Obstacle(width=0.24, height=0.5)
     thrown = True

@@ -1,6 +1,7 @@
-"""Anymal: ANYmal C, a quadruped of 52 kg, walks on flat ground at a commanded velocity.
+"""Anymal: the quadruped ANYmal C (52 kg) walks on flat ground at a commanded velocity.
 
-Shape letters: N num_envs. Metres, seconds, radians; world z points up. Quaternions are w, x, y, z.
+Shape letter: N num_envs. Units are metres, seconds and radians, and the world's z axis points up. Quaternions are
+ordered w, x, y, z.
 """
 
 import torch
@@ -11,26 +12,27 @@ from envs.models import anymal as robot
 from envs.rotations import conjugate, rotate
 
 NUM_JOINTS = 12
-# MuJoCo Warp's buffers, per world: contacts (random legs made 7.5 on average), rows of constraints (at most 22)
+# MuJoCo Warp's buffers per world. Legs that moved at random made 7.5 contacts on average and 22 rows of constraints at
+# most.
 MAX_CONTACTS, MAX_CONSTRAINTS = 24, 96
-ACTION_SCALE = 0.5  # rad: an action of 1 moves a joint's target this far from the default pose
-COMMAND_RANGE = (2.0, 1.0, 1.0)  # forward and sideways velocity (m/s), yaw rate (rad/s): uniform within +-
-RESET_FACTOR = (0.5, 1.5)  # range of a random factor on each joint of the default pose at a reset
+ACTION_SCALE = 0.5  # rad, from the default pose to the target at an action of 1
+COMMAND_RANGE = (2.0, 1.0, 1.0)  # forward and sideways velocity (m/s), yaw rate (rad/s), drawn within +-
+RESET_FACTOR = (0.5, 1.5)  # at a reset, each joint of the default pose is multiplied by a factor from this range
 RESET_VELOCITY = 0.1  # rad/s
 
 LINEAR_SCALE, ANGULAR_SCALE, JOINT_VELOCITY_SCALE = 2.0, 0.25, 0.05  # in the observation
 OBS_LIMIT = 5.0
 
 REWARD_TERMS = ("linear", "yaw", "torque")
-TRACKING_WIDTH = 0.25  # of both Gaussians: (m/s)^2, (rad/s)^2
-FALL_FORCE = 1.0  # N: a larger force on the base or a thigh is a fall
+TRACKING_WIDTH = 0.25  # of both Gaussians, (m/s)^2 and (rad/s)^2
+FALL_FORCE = 1.0  # N; a larger force on the base or a thigh counts as a fall
 
 
 def reward_terms(command, linear, angular, torque):
-    """The reward of one control step before it is clamped to at least 0, term by term: name -> (N,).
+    """The terms of one control step's reward, name -> (N,). The environment clamps their sum to at least 0.
 
-    command (N, 3): forward, sideways (m/s), yaw rate (rad/s); linear, angular (N, 3): velocity in base axes;
-    torque (N, 12), N m.
+    command (N, 3): forward and sideways velocity (m/s), yaw rate (rad/s); linear, angular (N, 3): velocities in base
+    axes; torque (N, 12), N m.
     """
     linear_error = (command[:, :2] - linear[:, :2]).square().sum(1)
     yaw_error = (command[:, 2] - angular[:, 2]).square()
@@ -42,10 +44,11 @@ def reward_terms(command, linear, angular, torque):
 
 
 class Anymal(VectorEnv):
-    """Observation (48), see `observe`; action (12): joint targets about the default pose.
+    """Walk at the commanded velocity, which is constant within an episode.
 
-    The command is constant within an episode, which terminates when the base or a thigh touches the ground. Objective:
-    the return, at most 75; standing still earns 13 on average.
+    Observation (48): see `observe`. Action (12): joint targets relative to the default pose.
+    The episode terminates when the base or a thigh touches the ground. Objective: the return, which is at most 75; a
+    robot that stands still earns 13 on average.
     """
 
     num_obs, num_actions, max_episode_steps = 48, NUM_JOINTS, 2500
@@ -54,7 +57,7 @@ class Anymal(VectorEnv):
 
     def __init__(self, num_envs, device, seed, engine="mujoco"):
         super().__init__(num_envs, device, seed)
-        # the free joint's coordinates are the base's pose and velocity: no bodies to read
+        # no bodies to read, because the free joint's coordinates are the base's pose and velocity
         self.engine = make_engine(
             engine, [robot.build], num_envs, robot.SUBSTEPS, [], self.device,
             max_contacts=MAX_CONTACTS, max_constraints=MAX_CONSTRAINTS,
@@ -67,7 +70,7 @@ class Anymal(VectorEnv):
         self.command_scale = self.constant([LINEAR_SCALE, LINEAR_SCALE, ANGULAR_SCALE])
         self.command = self.zeros(3)
         self.action = self.zeros(NUM_JOINTS)  # the last one
-        self.nan_worlds = torch.tensor(0, device=self.device)  # how often a world broke so far
+        self.nan_worlds = torch.tensor(0, device=self.device)  # how often a world has diverged so far
         self.step_metrics = {}
 
     def reset_where(self, mask):

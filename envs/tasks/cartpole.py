@@ -10,16 +10,17 @@ from envs.models import cartpole as robot
 
 MAX_POSITION = 3.0  # m, of the cart
 MAX_ANGLE = 0.5 * math.pi  # rad, of the pole
-MAX_POLE_SPEED = 8.0  # rad/s, the original's limit; MuJoCo has none
+MAX_POLE_SPEED = 8.0  # rad/s, the original's limit; MuJoCo has no speed limits
 OBS_LIMIT = 5.0
 
 
 class Cartpole(VectorEnv):
-    """Observation (4), clamped to +-5: cart position (m) and velocity, pole angle (rad) and velocity.
-    Action (1): force / 400 N.
+    """Balance a pole on a cart.
 
-    Reward 1 - angle^2 - 0.01 |cart velocity| - 0.005 |pole velocity|; leaving |position| <= 3 or |angle| <= pi/2
-    terminates with -2. Objective: the return.
+    Observation (4), clamped to +-5: cart position (m) and velocity, pole angle (rad) and velocity. Action (1): force /
+    400 N.
+    The reward is 1 - angle^2 - 0.01 |cart velocity| - 0.005 |pole velocity|. The episode terminates with a reward of -2
+    when |position| exceeds 3 or |angle| exceeds pi/2. Objective: the return.
     """
 
     num_obs, num_actions, max_episode_steps = 4, 1, 500
@@ -28,7 +29,7 @@ class Cartpole(VectorEnv):
     def __init__(self, num_envs, device, seed, engine="mujoco"):
         super().__init__(num_envs, device, seed)
         self.engine = make_engine(engine, [robot.build], num_envs, robot.SUBSTEPS, [], self.device)
-        self.nan_worlds = torch.tensor(0, device=self.device)  # how often a world broke so far
+        self.nan_worlds = torch.tensor(0, device=self.device)  # how often a world has diverged so far
 
     def reset_where(self, mask):
         self.engine.set_state(mask, self.uniform(-0.1, 0.1, 2), self.uniform(-0.25, 0.25, 2))

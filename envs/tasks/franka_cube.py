@@ -1,7 +1,7 @@
 """FrankaCube: a Panda arm pushes a cube to a point on the table, or stacks it on another cube.
 
-Shape letter: N num_envs. Metres, seconds, radians; world z points up. Quaternions are w, x, y, z, except in the
-observation: x, y, z, w.
+Shape letter: N num_envs. Units are metres, seconds and radians, and the world's z axis points up. Quaternions are
+ordered w, x, y, z, but x, y, z, w in the observation.
 """
 
 import functools
@@ -14,18 +14,19 @@ from envs.models import franka
 from envs.models.franka import NUM_ARM, NUM_JOINTS
 from envs.operational_space_control import OperationalSpaceController
 
-LINKS, GRIP, HAND = slice(0, 9), 9, slice(9, 12)  # indices into the engine's bodies; the hand: grip site, tips
-# MuJoCo Warp's buffers, per world: contacts (random arms made 8.4 on average), rows (a trained policy at most 84)
+LINKS, GRIP, HAND = slice(0, 9), 9, slice(9, 12)  # indices into the engine's bodies; HAND: grip site and tips
+# MuJoCo Warp's buffers per world. Arms that moved at random made 8.4 contacts on average; a trained policy had at most
+# 84 rows of constraints.
 MAX_CONTACTS, MAX_CONSTRAINTS = 24, 192
-ACTION_SCALE = (0.1, 0.1, 0.1, 0.5, 0.5, 0.5)  # m and rad, displacement requested by an action of 1
+ACTION_SCALE = (0.1, 0.1, 0.1, 0.5, 0.5, 0.5)  # m and rad, the displacement that an action of 1 asks for
 STIFFNESS, REST_STIFFNESS = 150.0, 10.0  # 1/s^2, of the hand and of the arm's pose
 
 RESET_NOISE = 0.25  # rad
-START_RANGE, START_YAW = 0.25, 0.785  # m about the table's middle, rad
-START_DRAWS = 8  # candidate positions of the cube; in 1 of 10^4 resets none is far enough from the target
+START_RANGE, START_YAW = 0.25, 0.785  # m from the middle of the table, rad
+START_DRAWS = 8  # candidate positions of the cube; in 1 of 10^4 resets all are too close to the target
 
-LIFT_HEIGHT = 0.04  # m, of the cube's centre above one edge length over the table
-REACHED_DISTANCE = 0.005  # m, in the plane
+LIFT_HEIGHT = 0.04  # m, height of the cube's centre over the table, minus one edge length
+REACHED_DISTANCE = 0.005  # m, in the horizontal plane
 STACK_TOLERANCE, RELEASE_DISTANCE = 0.02, 0.04  # m
 
 
@@ -40,9 +41,9 @@ def lifted(cube):
 
 
 def push_terms(cube, goal, steps_left):
-    """The reward of one control step of FrankaCubePush, term by term.
+    """The reward of one control step of FrankaCubePush, term by term. Exactly one of the terms is not 0.
 
-    cube, goal (N, 3) m; steps_left (N,): of the episode, this one included. Exactly one of the terms is not 0.
+    cube, goal (N, 3) m; steps_left (N,): how many steps of the episode are left, including this one.
     Returns terms: name -> (N,); reached, lost (N,) bool.
     """
     distance = (cube - goal)[:, :2].norm(dim=1)
@@ -60,8 +61,8 @@ def push_terms(cube, goal, steps_left):
 def stack_terms(cube, base, hand):
     """The reward of one control step of FrankaCubeStack, term by term.
 
-    cube to be stacked, base (N, 3) m; hand (N, 3, 3) m: grip site and both finger tips. Returns terms: name -> (N,);
-    stacked (N,) bool.
+    cube (N, 3) m: the one to be stacked; base (N, 3) m: the other one; hand (N, 3, 3) m: grip site and both finger
+    tips. Returns terms: name -> (N,); stacked (N,) bool.
     """
     distance = (cube[:, None] - hand).norm(dim=2)
     to_top = base - cube
@@ -84,18 +85,19 @@ def stack_terms(cube, base, hand):
 
 
 class FrankaCubeBase(VectorEnv):
-    """Base of both tasks. Observation (19), see `observe`; action (7): displacement of the hand (6), gripper.
+    """The base class of both tasks.
 
-    A task sets the constants below and implements `target`, `begin` and `judge`. The episode terminates
-    with success, when the task is lost or when the physics breaks. Objective: 1 for success, else 0.
+    Observation (19): see `observe`. Action (7): displacement of the hand (6) and opening of the gripper.
+    A task sets the constants below and implements `target`, `begin` and `judge`. The episode terminates with a success,
+    when the task can no longer be solved, or when the physics diverges. Objective: 1 for a success, otherwise 0.
     """
 
     num_obs, num_actions, max_episode_steps = 19, 7, 300
     frame_rate = 60
     fitness_floor = 0.1
     second_cube: bool
-    target_height: float  # of the goal's or second cube's centre at the start (m)
-    start_distance: float  # smallest between cube and target in the plane (m)
+    target_height: float  # m, of the centre of the goal or of the second cube at the start
+    start_distance: float  # m, the smallest horizontal distance between cube and target at the start
     terms: tuple  # names of the reward's terms
 
     def __init__(self, num_envs, device, seed, engine="mujoco"):
@@ -120,7 +122,7 @@ class FrankaCubeBase(VectorEnv):
         self.finished_success = self.zeros()  # of the last finished episode
         self.term_sums = self.zeros(len(self.terms))  # of the reward's terms over the episode
         self.finished_term_means = self.zeros(len(self.terms))  # per step of the last finished episode
-        self.nan_worlds = torch.tensor(0, device=self.device)  # how often a world broke so far
+        self.nan_worlds = torch.tensor(0, device=self.device)  # how often a world has diverged so far
 
     # ---------------------------------------------------------------- what a task implements
 
@@ -129,11 +131,11 @@ class FrankaCubeBase(VectorEnv):
         raise NotImplementedError
 
     def begin(self, mask, qpos, target):
-        """Start at rest in the environments of mask (N,) bool. qpos (N, 16): robot and cube; target: pose (N, 7)."""
+        """Begin at rest in the environments of mask (N,) bool. qpos (N, 16): robot and cube; target (N, 7): pose."""
         raise NotImplementedError
 
     def judge(self):
-        """Evaluate the state after a step: the reward's terms, name -> (N,); success (N,) and lost (N,) bool."""
+        """Judge the state after a step: the terms of the reward, name -> (N,); success (N,) and lost (N,) bool."""
         raise NotImplementedError
 
     # ---------------------------------------------------------------- one control step
@@ -152,7 +154,7 @@ class FrankaCubeBase(VectorEnv):
         engine.step(torch.cat([torque, opening, opening], 1))
 
         terms, success, lost = self.judge()
-        broken = engine.broken  # the engine reset these worlds: the episode ends without a reward
+        broken = engine.broken  # the engine has reset these worlds, whose episode ends without a reward
         self.nan_worlds = self.nan_worlds + broken.sum()
         terms = torch.stack([terms[name] for name in self.terms], 1).masked_fill(broken[:, None], 0.0)
         self.term_sums = self.term_sums + terms
@@ -222,7 +224,7 @@ class FrankaCubeBase(VectorEnv):
 
 
 class FrankaCubePush(FrankaCubeBase):
-    """Push a cube to a goal on the table, within 5 mm; lifting it ends the episode as a failure."""
+    """Push a cube to within 5 mm of a goal on the table. Lifting the cube ends the episode as a failure."""
 
     second_cube = False
     target_height = franka.TABLE_TOP + franka.SIZE_A / 2.0
@@ -248,7 +250,7 @@ class FrankaCubePush(FrankaCubeBase):
 
 
 class FrankaCubeStack(FrankaCubeBase):
-    """Put a cube of 5 cm on one of 7 cm and release it."""
+    """Put a 5 cm cube on a 7 cm cube and release it."""
 
     second_cube = True
     target_height = franka.TABLE_TOP + franka.SIZE_B / 2.0

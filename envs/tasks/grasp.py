@@ -1,4 +1,4 @@
-"""Grasp: a toy with the stages of AllegroKuka, reach, grasp, lift, carry, and no physics. No engine."""
+"""Grasp: a toy task with the stages of AllegroKuka (reach, grasp, lift, carry), but without a physics engine."""
 
 import math
 
@@ -7,26 +7,28 @@ import torch
 from envs.base import VectorEnv
 
 FINGERS = 3
-POSTURE = (0.598, -0.734, 0.394)  # of the fingers around the object; magnitudes drawn once, uniform in [0.35, 0.85]
+POSTURE = (0.598, -0.734, 0.394)  # of a grasp; its magnitudes were drawn once, uniformly in [0.35, 0.85]
 POSTURE_TOLERANCE = 0.4
 HAND_SPEED, FINGER_SPEED, FALL_SPEED = 0.08, 0.1, 0.1  # per step
 ARENA = 1.2  # largest |coordinate| of the hand
 START_HEIGHT = 0.7  # of the hand
 OBJECT_RADIUS = 0.1  # in pictures
-REACH = 0.2  # hand to object where the object can be held, object to goal at a success, and height of a lifted object
+REACH = 0.2  # from hand to object to hold it, from object to goal for a success, and height of a lifted object
 LIFT_BONUS, SUCCESS_BONUS, CARRY_WEIGHT, ACTION_COST, REWARD_SCALE = 3.0, 5.0, 2.0, 0.0005, 0.3
 
 
 class Grasp(VectorEnv):
-    """A hand takes an object to one goal after another. Observation (16): hand, fingers, object - hand, goal - object,
-    held, object. Action (6): velocity of the hand (3) and of the fingers (3).
+    """A hand carries an object to one goal after another.
 
-    The object is held while it is within 0.2 of the hand and every finger within 0.4 of the grasp posture; it moves
-    with the hand, otherwise it falls to the ground. Reward, times 0.3: progress of the hand to the object before it is
-    lifted; 3 when it is lifted above 0.2 for the first time; from then on 2 x its progress to the goal; 5 for a
-    success, within 0.2 of the goal; -0.0005 |action|^2. Progress is by how much a record of the distance is broken.
-    A success draws a new goal and the episode goes on. Episodes of exactly 128 steps, truncated.
-    Objective: successes in the episode.
+    Observation (16): hand, fingers, object - hand, goal - object, held, object. Action (6): velocity of the hand (3)
+    and of the fingers (3).
+    The object is held while it is within 0.2 of the hand and every finger is within 0.4 of the grasp posture. A held
+    object moves with the hand; otherwise it falls to the ground.
+    The reward is 0.3 times the sum of: the progress of the hand to the object until it is lifted; 3 when it is first
+    lifted above 0.2; from then on, 2 x its progress to the goal; 5 for a success, which is within 0.2 of the goal;
+    -0.0005 |action|^2. Progress is the amount by which the smallest distance so far shrinks.
+    After a success a new goal is drawn and the episode goes on. Episodes are truncated after exactly 128 steps.
+    Objective: the number of successes in the episode.
     """
 
     num_obs, num_actions, max_episode_steps = 13 + FINGERS, 3 + FINGERS, 128
@@ -35,7 +37,7 @@ class Grasp(VectorEnv):
         super().__init__(num_envs, device, seed)
         self.hand, self.fingers, self.object, self.goal = (self.zeros(n) for n in (3, FINGERS, 3, 3))
         self.held, self.lifted = self.zeros(dtype=torch.bool), self.zeros(dtype=torch.bool)
-        self.nearest_hand, self.nearest_goal = self.zeros(), self.zeros()  # records; inf: none yet
+        self.nearest_hand, self.nearest_goal = self.zeros(), self.zeros()  # smallest distances so far, at first inf
         self.successes = self.zeros()
         self.posture = self.constant(POSTURE)
         self.lowest = self.constant([-ARENA, -ARENA, 0.0])
@@ -89,15 +91,15 @@ class Grasp(VectorEnv):
         return self.successes
 
     def render(self, index):
-        """The scene from the front. Above: a bar for each finger, with its range for a grasp, and a dot per success."""
+        """The scene from the front. A bar per finger shows its range for a grasp; there is a dot per success."""
         state = (self.hand, self.fingers, self.object, self.goal, self.successes)
         return draw_grasp(*(x[index].cpu() for x in state))
 
 
 def break_record(record, distance, counts):
-    """The new record and by how much `distance` breaks the old one, (N,) each; only where `counts` (N,) bool.
+    """The new record (the smallest distance so far) and the progress, by how much it shrinks; each (N,).
 
-    The first distance, where the record is inf, is progress 0.
+    Records change only where `counts` (N,) bool is set. The first distance, where the record is inf, is no progress.
     """
     progress = torch.where(counts & record.isfinite(), (record - distance).clamp(min=0.0), torch.zeros_like(record))
     return torch.where(counts, torch.minimum(record, distance), record), progress
@@ -106,7 +108,8 @@ def break_record(record, distance, counts):
 def draw_grasp(hand, fingers, object_, goal, successes):
     """The scene as a (480, 640, 3) uint8 tensor. hand, object_ and goal (3,), fingers (3,), successes ().
 
-    The object is orange, the goal a green ball of the tolerance's size; a finger is green where it is within its range.
+    The object is orange. The goal is a green ball whose radius is the tolerance. A finger is green while it is within
+    its range for a grasp.
     """
     sky, tile, dark, green, orange, grey, gold = (torch.tensor(colour) for colour in (
         (0.80, 0.89, 0.97), (0.96, 0.95, 0.92), (0.25, 0.28, 0.33), (0.16, 0.65, 0.32), (0.95, 0.50, 0.12),
@@ -118,7 +121,7 @@ def draw_grasp(hand, fingers, object_, goal, successes):
     rows, columns = torch.meshgrid(torch.arange(480.0), torch.arange(640.0), indexing="ij")
     pixels = torch.stack([columns, rows], -1)
 
-    # the ground, as far as the hand reaches, with shadows; low enough for the object to lie on it
+    # the ground with shadows, as far as the hand reaches, and low enough for the object to lie on it
     rays = torch.cat([(pixels - centre) / focal, torch.ones_like(rows)[..., None]], -1) @ axes
     ground = eye[:2] - rays[..., :2] * ((eye[2] + OBJECT_RADIUS) / rays[..., 2:].clamp(max=-1e-3))
     image = (1.0 - 0.1 * ((ground / 0.4).floor().sum(-1, keepdim=True) % 2)) * tile

@@ -1,7 +1,7 @@
-"""In-hand reorientation: a hand, palm up, turns a cube to one goal orientation after another.
+"""In-hand reorientation: a hand with its palm up turns a cube to one goal orientation after another.
 
-Shape letters: N num_envs, J joints, U actuated joints, F fingertips. Metres, seconds, radians; world z points up.
-Quaternions are w, x, y, z, except in the observation: x, y, z, w.
+Shape letters: N num_envs, J joints, U actuated joints, F fingertips. Units are metres, seconds and radians, and the
+world's z axis points up. Quaternions are ordered w, x, y, z, but x, y, z, w in the observation.
 """
 
 import functools
@@ -15,16 +15,17 @@ from envs.models import allegro_hand, shadow_hand
 from envs.models import in_hand_scene as scene
 from envs.rotations import conjugate, multiply
 
-# MuJoCo Warp's buffers, per world: contacts (random hands made 8.8 on average), rows of constraints (at most 39)
+# MuJoCo Warp's buffers per world. Hands that moved at random made 8.8 contacts on average and 39 rows of constraints at
+# most.
 MAX_CONTACTS, MAX_CONSTRAINTS = 24, 128
 CUBE = 0  # index into the engine's bodies; the fingertips follow
-RESET_RANGE = 0.2  # a start pose is a uniform sample within the joint limits times this
-START_RANGE = 0.01  # m, per axis, of the cube's start
-MAX_DISTANCE = 0.24  # m from the goal position: beyond it the cube is lost
-TOLERANCE = 0.1  # rad: within it of the goal orientation is a success
-VELOCITY_SCALE, FORCE_SCALE = 0.2, 10.0  # of the observation
+RESET_RANGE = 0.2  # a start pose is this times a uniform sample within the joint limits
+START_RANGE = 0.01  # m per axis, for the start of the cube
+MAX_DISTANCE = 0.24  # m, the distance from the goal position at which the cube is lost
+TOLERANCE = 0.1  # rad, the largest rotation error of a success
+VELOCITY_SCALE, FORCE_SCALE = 0.2, 10.0  # in the observation
 OBS_LIMIT = 5.0
-GOAL_SHIFT = (-0.15, -0.04, 0.1)  # m, from the goal position to where an image shows it
+GOAL_SHIFT = (-0.15, -0.04, 0.1)  # m, from the goal position to where images show the goal
 REWARD_TERMS = ("distance", "rotation", "action", "success")
 SMOOTHING = 0.1  # weight of the latest episodes in consecutive_successes
 
@@ -54,24 +55,25 @@ def reward_terms(distance, rotation, action):
 
 
 class InHandBase(VectorEnv):
-    """Base of both tasks. Observation (3J + 24 + 19F + U), see `observe`; action (U): absolute joint targets.
+    """The base class of both tasks.
 
-    A task sets the constants below. A goal is an orientation; when it is reached, the next one follows in the same
-    episode, without moving the cube or restarting the clock. The episode terminates when
-    the cube is lost (or the physics breaks), and is truncated at `max_episode_steps`.
-    Objective: successes in the episode.
+    Observation (3J + 24 + 19F + U): see `observe`. Action (U): absolute joint targets.
+    A task sets the constants below. A goal is an orientation. When it is reached, the next one follows in the same
+    episode; the cube is not moved, and the clock goes on. The episode terminates when the cube is lost or the physics
+    diverges, and it is truncated at `max_episode_steps`.
+    Objective: the number of successes in the episode.
     """
 
     max_episode_steps = 600
     frame_rate = 60
     fitness_floor = 1.0  # one success
-    joint_force_sensors = True  # off: the joint torques in the observation are zeros
-    add_hand: object  # staticmethod (spec): adds the hand and its drives, in the order of `actuated`
+    joint_force_sensors = True  # if False, the joint torques in the observation are zeros
+    add_hand: object  # a staticmethod (spec) that adds the hand, and its drives in the order of `actuated`
     joint_names: tuple
     joint_lower: tuple  # (J,) rad
     joint_upper: tuple
     actuated: tuple  # (U,) indices into the joints
-    fingertip_bodies: tuple  # F names, those that are observed
+    fingertip_bodies: tuple  # F names, of those that are observed
     control_period: float  # s
     substeps: int  # per control step
     cube_edge: float  # m
@@ -108,7 +110,7 @@ class InHandBase(VectorEnv):
         self.term_sums = self.zeros(len(REWARD_TERMS))  # of the reward's terms over the episode
         self.finished_term_means = self.zeros(len(REWARD_TERMS))  # per step of the last finished episode
         self.consecutive_successes = torch.tensor(0.0, device=self.device)
-        self.nan_worlds = torch.tensor(0, device=self.device)  # how often a world broke so far
+        self.nan_worlds = torch.tensor(0, device=self.device)  # how often a world has diverged so far
         self.step_metrics = {}
 
     # ---------------------------------------------------------------- one control step
@@ -120,7 +122,7 @@ class InHandBase(VectorEnv):
         distance = (self.engine.body_pos[:, CUBE] - self.goal_pos).norm(dim=1)
         rotation = angle(self.relative_rotation())
         terms = reward_terms(distance, rotation, action)
-        broken = self.engine.broken  # the engine reset these worlds: the episode ends without a reward
+        broken = self.engine.broken  # the engine has reset these worlds, whose episode ends without a reward
         self.nan_worlds = self.nan_worlds + broken.sum()
         terms = torch.stack([terms[name] for name in REWARD_TERMS], 1).masked_fill(broken[:, None], 0.0)
         self.term_sums = self.term_sums + terms
@@ -142,7 +144,7 @@ class InHandBase(VectorEnv):
         self.goal = torch.where(mask[:, None], self.draw_rotation(), self.goal)
 
     def draw_rotation(self):
-        """A random orientation (N, 4); not uniform over all rotations, as in the published task."""
+        """A random orientation (N, 4). As in the published task, it is not uniform over all rotations."""
         return turn_x_then_y(self.uniform(-math.pi, math.pi), self.uniform(-math.pi, math.pi))
 
     # ---------------------------------------------------------------- measurements
@@ -152,15 +154,16 @@ class InHandBase(VectorEnv):
         return multiply(self.engine.body_quat[:, CUBE], conjugate(self.goal))
 
     def joint_force(self):
-        """Torque of drive and limit on each joint (N, J) N m, in place of Isaac Gym's undocumented joint force sensor.
+        """The torque (N, J) N m that the drive and the limit of each joint apply to it.
 
-        Not included: joint damping, contacts and tendons, for which MuJoCo has no sensor.
+        It stands in for Isaac Gym's joint force sensor, which is not documented. Joint damping, contacts and tendons
+        are not included, because MuJoCo has no sensors for them.
         """
         if not self.joint_force_sensors:
             return torch.zeros_like(self.engine.qvel[:, : self.num_joints])
         drive, limit = self.engine.sensors[:, : 2 * self.num_joints].split(self.num_joints, 1)
         nearest = ((self.lower + self.upper) / 2.0 - self.engine.qpos[:, : self.num_joints]).sign()
-        return drive + limit * nearest  # MuJoCo gives only the magnitude; a limit pushes towards the middle
+        return drive + limit * nearest  # MuJoCo gives only the magnitude, and a limit pushes towards the middle
 
     def observe(self):
         """The observation (N, D), clamped to +-5; positions in world axes."""
@@ -222,13 +225,13 @@ class InHandBase(VectorEnv):
 
 
 class AllegroHand(InHandBase):
-    """The 16-joint Allegro hand with a cube of 6.5 cm, at 30 Hz. Observation (88), action (16).
+    """The Allegro hand with 16 joints and a 6.5 cm cube, at 30 Hz. Observation (88), action (16).
 
-    The observation is the published `full_state`, used by the papers' MLP; their LSTM observes neither velocities nor
-    forces.
+    The observation is the published `full_state`, which the papers use with an MLP. With an LSTM they observe neither
+    velocities nor forces.
     """
 
-    joint_force_sensors = False  # the original reads them without having switched them on
+    joint_force_sensors = False  # the original reads the sensors without having switched them on
     add_hand = staticmethod(allegro_hand.add_allegro_hand)
     joint_names = allegro_hand.JOINT_NAMES
     joint_lower, joint_upper = allegro_hand.JOINT_LOWER, allegro_hand.JOINT_UPPER
@@ -243,7 +246,7 @@ class AllegroHand(InHandBase):
 
 
 class ShadowHand(InHandBase):
-    """The 24-joint Shadow hand with a cube of 5 cm, at 60 Hz. Observation (211), action (20)."""
+    """The Shadow hand with 24 joints and a 5 cm cube, at 60 Hz. Observation (211), action (20)."""
 
     add_hand = staticmethod(shadow_hand.add_shadow_hand)
     joint_names = shadow_hand.JOINT_NAMES

@@ -1,6 +1,7 @@
-"""Ant and Humanoid: run along x as fast as possible, upright and with little effort.
+"""Ant and Humanoid: run along the x axis as fast as possible, upright and with little effort.
 
-Shape letters: N num_envs, J joints. Metres, seconds, radians; world z points up. Quaternions are w, x, y, z.
+Shape letters: N num_envs, J joints. Units are metres, seconds and radians, and the world's z axis points up.
+Quaternions are ordered w, x, y, z.
 """
 
 import torch
@@ -11,10 +12,11 @@ from envs.models import ant, humanoid
 from envs.models.walker import CONTROL_PERIOD, SUBSTEPS
 from envs.rotations import rotation_matrix
 
-# MuJoCo Warp's buffers, per world: contacts (random legs made 7.4 on average), rows of constraints (at most 40)
+# MuJoCo Warp's buffers per world. Legs that moved at random made 7.4 contacts on average and 40 rows of constraints at
+# most.
 MAX_CONTACTS, MAX_CONSTRAINTS = 24, 128
-TARGET_X = 1000.0  # m: the target is the point (1000, 0), out of reach
-POSE_NOISE, VELOCITY_NOISE = 0.2, 0.1  # rad, rad/s: half widths of the uniform noise at a reset
+TARGET_X = 1000.0  # m; the target is the point (1000, 0), which is out of reach
+POSE_NOISE, VELOCITY_NOISE = 0.2, 0.1  # rad, rad/s, half widths of the uniform noise at a reset
 REWARD_TERMS = ("progress", "alive", "upright", "heading", "action", "energy", "limits")
 
 
@@ -24,10 +26,10 @@ def wrap(angle):
 
 
 class LocomotionBase(VectorEnv):
-    """Base of both tasks. Observation: see `observe`. Action (J): torque as a fraction of the motor's.
+    """The base class of both tasks.
 
-    Reward: see `reward_terms`. Below `min_height` the episode terminates and its last reward is `fall_reward`.
-    Objective: the return.
+    Observation: see `observe`. Action (J): torque as a fraction of the motor's maximum. Reward: see `reward_terms`.
+    When the torso is below `min_height`, the episode terminates with the reward `fall_reward`. Objective: the return.
     """
 
     max_episode_steps = 1000
@@ -55,19 +57,19 @@ class LocomotionBase(VectorEnv):
         self.gear = self.constant(self.robot.GEAR)  # N m
         self.root_start = self.constant([0.0, 0.0, self.robot.START_HEIGHT, 1.0, 0.0, 0.0, 0.0])
         self.action = self.zeros(self.num_actions)
-        # m; float64, because its change per step is 10^-7 of its value
+        # m; in float64, because it changes by as little as 10^-7 of its value per step
         self.distance = self.zeros(dtype=torch.float64)
-        self.nan_worlds = torch.tensor(0, device=self.device)  # how often a world broke so far
+        self.nan_worlds = torch.tensor(0, device=self.device)  # how often a world has diverged so far
         self.step_metrics = {}
 
     # ---------------------------------------------------------------- what a task implements
 
     def limit_cost(self, position):
-        """Cost (N,) of joints near their limits. position (N, J): joint positions, limits at -1 and 1."""
+        """Cost (N,) of joints near their limits. position (N, J): joint positions, scaled to limits at -1 and 1."""
         raise NotImplementedError
 
     def joint_force(self):
-        """Additional columns of the observation, after the joint velocities: a list of (N, J)."""
+        """Further columns of the observation, after the joint velocities: a list of (N, J)."""
         return []
 
     # ---------------------------------------------------------------- one control step
@@ -87,7 +89,7 @@ class LocomotionBase(VectorEnv):
         return reward, fallen | broken, torch.zeros_like(fallen)
 
     def distance_to_target(self):
-        """Distance to the target in the plane (N,) float64, m."""
+        """Horizontal distance to the target (N,) float64, m."""
         x, y = self.engine.qpos[:, :2].double().unbind(1)
         return torch.hypot(TARGET_X - x, y)
 
@@ -109,12 +111,12 @@ class LocomotionBase(VectorEnv):
     # ---------------------------------------------------------------- measurements
 
     def heading(self, axes):
-        """Cosine of the angle in the plane between the torso's x axis and the target (N,). axes (N, 3, 3)."""
+        """Cosine (N,) of the horizontal angle between the torso's x axis and the target. axes (N, 3, 3)."""
         to_target = torch.stack([TARGET_X - self.engine.qpos[:, 0], -self.engine.qpos[:, 1]], 1)
         return (axes[:, :2, 0] * torch.nn.functional.normalize(to_target)).sum(1)
 
     def joint_position(self):
-        """Joint positions (N, J), limits at -1 and 1."""
+        """Joint positions (N, J), scaled to limits at -1 and 1."""
         lower, upper = self.joint_lower, self.joint_upper
         return (2.0 * self.engine.qpos[:, 7:] - lower - upper) / (upper - lower)
 
@@ -158,7 +160,7 @@ class LocomotionBase(VectorEnv):
 
 
 class Ant(LocomotionBase):
-    """Four legs, 8 joints. Observation (60): without joint forces."""
+    """A robot with four legs and 8 joints. Observation (60), without joint forces."""
 
     num_obs, num_actions = 60, 8
     robot = ant
@@ -170,7 +172,7 @@ class Ant(LocomotionBase):
 
 
 class Humanoid(LocomotionBase):
-    """Two legs, 21 joints. Observation (108)."""
+    """A robot with two legs and 21 joints. Observation (108)."""
 
     num_obs, num_actions = 108, 21
     robot = humanoid

@@ -1,16 +1,16 @@
-"""Moat: a toy task for which one minute of training shows whether a population helps. No physics engine."""
+"""Moat: a toy task without a physics engine. One minute of training shows whether a population helps."""
 
 import torch
 
 from envs.base import VectorEnv
 
-PLATEAU_STARTS = (0.75, 1.45, 2.25, 3.15, 4.15)  # along p0; each plateau is 0.5 wide, ditches lie between them
+PLATEAU_STARTS = (0.75, 1.45, 2.25, 3.15, 4.15)  # along p0; each plateau is 0.5 wide, with ditches between them
 PLATEAU_VALUES = (1.0, 2.0, 4.0, 8.0, 16.0)
 PLATEAU_WIDTH = 0.5
 
 
 def moat_value(position):
-    """Value of a position (N, 4) -> (N,): stairs along p0 with a ditch before every step, decaying with |p1..p3|."""
+    """The value (N,) of a position (N, 4): plateaus along p0 with ditches between them, decaying with |p1..p3|."""
     x = position[:, 0]
     value = x.clamp(-1.0, PLATEAU_STARTS[0])
     for start, height in zip(PLATEAU_STARTS, PLATEAU_VALUES):
@@ -20,10 +20,11 @@ def moat_value(position):
 
 
 class Moat(VectorEnv):
-    """A point with inertia in 4 dimensions. Observation (9): position, 3 x velocity, time. Action (4): push.
+    """A point with inertia moves in 4 dimensions.
 
-    Reward 0.1 value - 0.01 mean(action^2). Episodes of exactly 128 steps, truncated.
-    Objective: max(value, 0) at the last step, at most 16.
+    Observation (9): position, 3 x velocity, time. Action (4): push.
+    The reward is 0.1 value - 0.01 mean(action^2). Episodes are truncated after exactly 128 steps.
+    Objective: max(value, 0) at the last step, which is at most 16.
     """
 
     num_obs, num_actions, max_episode_steps = 9, 4, 128
@@ -53,15 +54,16 @@ class Moat(VectorEnv):
         return moat_value(self.position).clamp(min=0.0)
 
     def render(self, index):
-        """A section along p0 (-1 to 5) above the plane of p0 and p1 (up, -1 to 1), with the point in red."""
+        """A section along p0 (-1 to 5), and below it the plane of p0 and p1 (-1 to 1, up). The point is red."""
         return draw_moat(self.position[index].cpu())
 
 
 def draw_moat(position):
-    """Where the point is, as a (480, 640, 3) uint8 tensor. position (4,).
+    """A picture of where the point is, as a (480, 640, 3) uint8 tensor. position (4,).
 
-    Above: the value on the axis p1 = p2 = p3 = 0, plateaus green, ditches filled with water; the ball stands as high as
-    the point's own value. Below: the same from above, with the values at the point's p2 and p3.
+    The upper part shows the value on the axis p1 = p2 = p3 = 0, with green plateaus and water in the ditches. The
+    height of the ball is the value at the point's own position. The lower part shows the same from above, with the
+    values at the point's p2 and p3.
     """
     sky, water, red = (torch.tensor(colour) for colour in ((0.82, 0.90, 0.97), (0.25, 0.52, 0.82), (0.85, 0.15, 0.15)))
     low, high = torch.tensor([0.80, 0.82, 0.62]), torch.tensor([0.13, 0.50, 0.22])
