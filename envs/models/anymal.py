@@ -81,9 +81,9 @@ def build():
     spec = mujoco.MjSpec()
     spec.compiler.degree = False
     spec.option.timestep = TIMESTEP
-    # We compared settings with steps of 0.5 ms. An implicit integrator damps the joints of the light shanks, which the
-    # contact solver does not expect, so that standing feet hop. With three substeps, flailing legs penetrate the ground
-    # 1.5 times as deep.
+    # We compared settings with a simulation in steps of 0.5 ms. An implicit integrator damps the joints of the light
+    # shanks, which the contact solver does not expect, so that standing feet hop. With three substeps, flailing legs
+    # penetrate the ground 1.5 times as deep.
     spec.option.integrator = mujoco.mjtIntegrator.mjINT_EULER
     # With MuJoCo's defaults, the feet of splayed legs creep by 100 mm during 4 s of standing, with these settings by
     # 0.5 mm. The solver is Newton. 20 iterations of PGS take 2/3 of the time, but at impacts the speed of a shank is
