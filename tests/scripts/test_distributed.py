@@ -1,5 +1,6 @@
 """Several processes, one run: together they are one process with all environments, and end as one."""
 
+import functools
 import json
 import os
 import pathlib
@@ -124,8 +125,6 @@ def play(jobs):
     """Run scripts in this process, one after the other: [(script's name, flags, folder, whether noise is arranged)].
 
     What each ends with goes to folder/RANK_of_WORLD_SIZE.pt. {run} in the flags is the run's folder in that folder.
-    Arranged: every environment's noise is that of its number among those of all processes, the first process draws the
-    first follower and the second the last, and what is learned off-policy in the second weighs as on-policy.
     """
     for name, flags, folder, arranged in jobs:
         folder = pathlib.Path(folder)
@@ -163,6 +162,10 @@ def record(name, found, patch):
         found["kls"].append(kl)
         return adapt(lr, kl, threshold)
 
+    def recorded_decision(decide, *inputs):
+        found["fitness"].append(next(x for x in inputs if isinstance(x, torch.Tensor)).clone())
+        return decide(*inputs)
+
     def recorded_run(*inputs):
         found["run"] = Run(*inputs)
         return found["run"]
@@ -170,26 +173,16 @@ def record(name, found, patch):
     patch.setattr(torch.nn.utils, "clip_grad_norm_", recorded_clip)
     patch.setattr(script, "adapt_learning_rate", recorded_adapt)
     patch.setattr(harness, "Run", recorded_run)
-    if name == "epo":
-        spread = script.fitness_spread
-
-        def recorded_spread(fitness, floor):
-            found["fitness"].append(fitness.clone())
-            return spread(fitness, floor)
-
-        patch.setattr(script, "fitness_spread", recorded_spread)
-    if name == "pbt":
-        exploit = script.exploit_and_explore
-
-        def recorded_exploit(agent, optimizer, fitness, rate):
-            found["fitness"].append(fitness.clone())
-            return exploit(agent, optimizer, fitness, rate)
-
-        patch.setattr(script, "exploit_and_explore", recorded_exploit)
+    for call in {"fitness_spread", "exploit_and_explore"} & vars(script).keys():
+        patch.setattr(script, call, functools.partial(recorded_decision, getattr(script, call)))
 
 
 def arrange(name, patch):
-    """Noise and draws that two processes and one have in common."""
+    """Let two processes and one draw alike.
+
+    Every environment's noise is that of its number among those of all processes. The first process draws the first
+    follower and the second the last, and what is learned off-policy in the second weighs as on-policy.
+    """
     script = SCRIPTS[name]
     randn_like = torch.randn_like
     steps = []
@@ -381,7 +374,8 @@ def test_a_refusal_ends_all(tmp_path):
 
 
 def test_a_signal_to_one_process_stops_all_after_the_same_iteration(tmp_path):
-    first, second = processes = launch(ROOT / "sapg.py", *LONG.split(), *POPULATION.split())
+    processes = launch(ROOT / "sapg.py", *LONG.split(), *POPULATION.split())
+    first, second = processes
     while " steps " not in first.stdout.readline():
         pass
     second.send_signal(signal.SIGTERM)
