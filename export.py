@@ -61,16 +61,24 @@ def export_onnx(path, saved, agent, k, env):
     if not agent.state_size:
         names, outputs, inputs, policy = names[:1], outputs[:1], inputs[:1], MeanPolicyWithoutMemory(agent, k)
     program = torch.onnx.export(
-        policy.eval(), tuple(inputs), dynamo=True, verbose=False, input_names=names, output_names=outputs,
+        policy.eval(),
+        tuple(inputs),
+        dynamo=True,
+        verbose=False,
+        input_names=names,
+        output_names=outputs,
         dynamic_shapes={name: {0: "batch"} for name in names},
-    )  # fmt: skip
+    )
     model, adapted = program.model_proto, isinstance(env, Adapter)
     timed = any("frame_rate" in vars(x) for x in (env, *type(env).__mro__) if x is not envs.VectorEnv)
     metadata = {
-        "task": saved["args"]["env_id"], "script": saved["script"], "agent": k, "steps": saved["global_step"],
+        "task": saved["args"]["env_id"],
+        "script": saved["script"],
+        "agent": k,
+        "steps": saved["global_step"],
         "observation": f"of {saved['args']['env_id']}" if adapted else inspect.getdoc(type(env)) or "",
         "control_period": float(1 / env.frame_rate) if timed else "unknown",
-    }  # fmt: skip
+    }
     for key, value in metadata.items():
         model.metadata_props.add(key=key, value=str(value))
     onnx.checker.check_model(model)

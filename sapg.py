@@ -486,9 +486,7 @@ def main(argv=None):
             agent_ids[0], args.num_agents, args.off_policy_ratio, args.aggregation
         )
         if len(off_columns):
-            off = offpolicy_batch(
-                agent, batch, rewards, next_obs, terminated, dones[1:], off_columns, learners, args
-            )
+            off = offpolicy_batch(agent, batch, rewards, next_obs, terminated, dones[1:], off_columns, learners, args)
             batch = {key: torch.cat([batch[key], off[key]], 1) for key in batch}  # (T or 1, N + C, ...)
         agent.value_rms.update(raw_values[:-1])  # the released code takes in values beside the returns
         agent.value_rms.update(returns)  # from here on the critic's outputs are in the new units

@@ -20,13 +20,15 @@ TASKS = {
     ),
     "AllegroKukaReorientation": "envs.tasks.allegro_kuka:AllegroKukaReorientation",
     "AllegroKukaThrow": "envs.tasks.allegro_kuka:AllegroKukaThrow",
-    **{name: f"envs.tasks.allegro_kuka_held_starts:{name}" for name in (
-        "AllegroKukaRegraspingHeldStarts", "AllegroKukaReorientationHeldStarts",
-    )},
-    **{name: f"envs.tasks.allegro_kuka_two_arms:{name}" for name in (
-        "AllegroKukaTwoArmsRegrasping", "AllegroKukaTwoArmsReorientation", "AllegroKukaTwoArmsReorientationBarrier",
-        "AllegroKukaTwoArmsReorientationHole", "AllegroKukaTwoArmsReorientationPartition",
-    )},
+    "AllegroKukaRegraspingHeldStarts": "envs.tasks.allegro_kuka_held_starts:AllegroKukaRegraspingHeldStarts",
+    "AllegroKukaReorientationHeldStarts": "envs.tasks.allegro_kuka_held_starts:AllegroKukaReorientationHeldStarts",
+    "AllegroKukaTwoArmsRegrasping": "envs.tasks.allegro_kuka_two_arms:AllegroKukaTwoArmsRegrasping",
+    "AllegroKukaTwoArmsReorientation": "envs.tasks.allegro_kuka_two_arms:AllegroKukaTwoArmsReorientation",
+    "AllegroKukaTwoArmsReorientationBarrier": "envs.tasks.allegro_kuka_two_arms:AllegroKukaTwoArmsReorientationBarrier",
+    "AllegroKukaTwoArmsReorientationHole": "envs.tasks.allegro_kuka_two_arms:AllegroKukaTwoArmsReorientationHole",
+    "AllegroKukaTwoArmsReorientationPartition": (
+        "envs.tasks.allegro_kuka_two_arms:AllegroKukaTwoArmsReorientationPartition"
+    ),
     "Ant": "envs.tasks.locomotion:Ant",
     "Anymal": "envs.tasks.anymal:Anymal",
     "Cartpole": "envs.tasks.cartpole:Cartpole",
@@ -36,7 +38,7 @@ TASKS = {
     "Humanoid": "envs.tasks.locomotion:Humanoid",
     "Moat": "envs.tasks.moat:Moat",
     "ShadowHand": "envs.tasks.in_hand:ShadowHand",
-}  # fmt: skip
+}
 PURE_TORCH = ("Grasp", "Moat")  # tasks that need no physics engine
 # prefix of an env id, and the package that it needs -> the adapter to other people's environments
 ADAPTERS = {

@@ -49,8 +49,9 @@ class Clearance:
         for level in range(1, max(depth.values()) + 1):
             here = [body for body in order if depth[body] == level]
             parents = [before.index(int(model.body_parentid[body])) for body in here]
-            self.levels.append((slice(order.index(here[0]), order.index(here[-1]) + 1),
-                                torch.tensor(parents, device=device)))  # fmt: skip
+            self.levels.append(
+                (slice(order.index(here[0]), order.index(here[-1]) + 1), torch.tensor(parents, device=device))
+            )
             before = here
 
         geoms = [i for i in range(model.ngeom) if int(model.geom_bodyid[i]) in joint and model.geom_contype[i]]

@@ -35,7 +35,7 @@ class OperationalSpaceController:
 
     def __init__(
         self, mass, com, inertia, armature, hand_offset, effort, speed, period, rest, stiffness, rest_stiffness, device
-    ):  # fmt: skip
+    ):
         mass, com, inertia, effort, speed, rest = (
             torch.as_tensor(x, dtype=torch.float32, device=device) for x in (mass, com, inertia, effort, speed, rest)
         )

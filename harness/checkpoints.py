@@ -16,9 +16,7 @@ from harness.errors import refuse
 
 def state_of(parts):
     """parts: name -> a tensor or an object with a state_dict. Returns name -> its state."""
-    return {
-        name: part.clone() if isinstance(part, torch.Tensor) else part.state_dict() for name, part in parts.items()
-    }
+    return {name: part.clone() if isinstance(part, torch.Tensor) else part.state_dict() for name, part in parts.items()}
 
 
 def restore(part, state):

@@ -42,13 +42,15 @@ def diagnose(iteration, agent, batch, args):
     if args.num_agents > 1:
         deviation, ess = importance_statistics(log_ratios, args.num_agents)
         nearest = (kls + torch.diag(torch.full_like(kls[0], math.inf))).argmin(1)  # other agent, of each row
-        values.update({
-            "population/is_ratio_deviation": deviation[LEADER + 1 :].mean(),
-            "population/is_log_ratio_median": log_ratios[:, columns // args.num_agents :].abs().median(),
-            "population/ess_rate": ess,
-            "population/leader_is_nearest": (nearest[1:] == LEADER).float().mean(),
-            "population/kl_to_leader": kls[1:, LEADER].mean(),
-        })
+        values.update(
+            {
+                "population/is_ratio_deviation": deviation[LEADER + 1 :].mean(),
+                "population/is_log_ratio_median": log_ratios[:, columns // args.num_agents :].abs().median(),
+                "population/ess_rate": ess,
+                "population/leader_is_nearest": (nearest[1:] == LEADER).float().mean(),
+                "population/kl_to_leader": kls[1:, LEADER].mean(),
+            }
+        )
     if off["obs"].shape[1]:
         ratio = log_ratio(off).exp()
         low, high = off["mu"] * (1 - args.clip_coef), off["mu"] * (1 + args.clip_coef)

@@ -85,18 +85,24 @@ EPO_LOCOMOTION = dict(  # EPO B.2's table for locomotion
     num_steps=16, num_minibatches=4, update_epochs=2, learning_rate=1e-4, kl_threshold=0.016, clip_coef=0.1,
     bounds_coef=1e-5, hidden_sizes=(512, 256, 128), ga_threshold=0.5,
 )  # fmt: skip
-EPO = merge(SAPG, {
-    **{task: dict(bounds_coef=1e-5) for task in PPO if task.startswith("AllegroKuka")},  # EPO B.2
-    **dict.fromkeys(("Anymal", "Humanoid"), EPO_LOCOMOTION),
-    **{task: dict(ga_threshold=0.5) for task in PPO if task == "Ant" or task.startswith("envpool:")},
-})
+EPO = merge(
+    SAPG,
+    {
+        **{task: dict(bounds_coef=1e-5) for task in PPO if task.startswith("AllegroKuka")},  # EPO B.2
+        **dict.fromkeys(("Anymal", "Humanoid"), EPO_LOCOMOTION),
+        **{task: dict(ga_threshold=0.5) for task in PPO if task == "Ant" or task.startswith("envpool:")},
+    },
+)
 PPO = PBT = merge(PPO, {"FrankaCubeStack": dict(ent_coef=0.0025)})  # ours, see benchmarks/robots.md
 # Ours. Without a GPU: small networks, minibatches of a row per environment, one to five hours
 SMALL = dict(num_envs=1_024, num_steps=16, num_minibatches=16, lstm=False, hidden_sizes=(256, 128, 64))
 CPU = {
     **{task: dict(SMALL, total_timesteps=80_000_000) for task in ("AllegroHand", "ShadowHand")},
-    **{task: dict(SMALL, update_epochs=5, total_timesteps=50_000_000 if "TwoArms" in task else 60_000_000)
-       for task in PPO if task.startswith("AllegroKuka")},
+    **{
+        task: dict(SMALL, update_epochs=5, total_timesteps=50_000_000 if "TwoArms" in task else 60_000_000)
+        for task in PPO
+        if task.startswith("AllegroKuka")
+    },
     **{x: dict(SMALL, num_envs=2_048, update_epochs=4, total_timesteps=60_000_000) for x in PPO if "Held" in x},
     "Anymal": dict(SMALL, total_timesteps=60_000_000),
     **{task: dict(SMALL, total_timesteps=100_000_000) for task in PPO if task in ("Ant", "Humanoid") or "Cube" in task},

@@ -27,9 +27,13 @@ class Log:
             import wandb
 
             run = wandb.init(
-                project=args.wandb_project_name, name=os.path.basename(folder), id=wandb_id, resume="allow",
-                config=vars(args), sync_tensorboard=True,
-            )  # fmt: skip
+                project=args.wandb_project_name,
+                name=os.path.basename(folder),
+                id=wandb_id,
+                resume="allow",
+                config=vars(args),
+                sync_tensorboard=True,
+            )
             self.wandb_id = run.id
         self.writer = SummaryWriter(folder, purge_step=global_step + 1)  # what a resumed run logs again
         rows = "\n".join(f"|{key}|{value}|" for key, value in vars(args).items())

@@ -101,16 +101,18 @@ class Run:
         rollouts = distributed.gather({"rollout": state_of(self.rollout), "random": random_state()})
         self.saved_time = time.monotonic()
         if distributed.RANK == 0:
-            self.save({
-                "script": self.script,
-                "args": vars(self.args),
-                "iteration": iteration,
-                "global_step": global_step,
-                "wandb_id": self.writer.wandb_id,
-                "learner": state_of(self.learner),
-                "rollout": [process["rollout"] for process in rollouts],
-                "random": [process["random"] for process in rollouts],
-            })
+            self.save(
+                {
+                    "script": self.script,
+                    "args": vars(self.args),
+                    "iteration": iteration,
+                    "global_step": global_step,
+                    "wandb_id": self.writer.wandb_id,
+                    "learner": state_of(self.learner),
+                    "rollout": [process["rollout"] for process in rollouts],
+                    "random": [process["random"] for process in rollouts],
+                }
+            )
             if self.args.capture_video and not (self.unsaved or self.stopping):
                 self.film(global_step)
 

@@ -221,15 +221,17 @@ def record(script, run, patch):
         params = dict(agent.named_parameters())
         grads = torch.autograd.grad(loss, list(params.values()), retain_graph=True)
         imitated = inputs[0] if script is cpo and inputs[0]["obs"].shape[1] else None
-        run.minibatches.append(SimpleNamespace(
-            params={key: value.detach().clone() for key, value in params.items()},
-            grads=dict(zip(params, grads)),
-            buffers={key: value.clone() for key, value in agent.named_buffers()},
-            lr=run.optimizer.param_groups[0]["lr"],
-            awac=SimpleNamespace(**as_seen(imitated)) if imitated else None,
-            rollout_buffers=current.buffers,
-            **as_seen(mb),
-        ))  # fmt: skip
+        run.minibatches.append(
+            SimpleNamespace(
+                params={key: value.detach().clone() for key, value in params.items()},
+                grads=dict(zip(params, grads)),
+                buffers={key: value.clone() for key, value in agent.named_buffers()},
+                lr=run.optimizer.param_groups[0]["lr"],
+                awac=SimpleNamespace(**as_seen(imitated)) if imitated else None,
+                rollout_buffers=current.buffers,
+                **as_seen(mb),
+            )
+        )
         return loss, *rest
 
     def recorded_adapt(lr, kl, threshold):
@@ -271,10 +273,15 @@ def record(script, run, patch):
 
         def recorded_evolve(latents, fitness, *args):
             lineage = evolve(latents, fitness, *args)
-            run.generations.append(SimpleNamespace(
-                iteration=len(run.sampled), fitness=fitness.clone(), lineage=lineage,
-                latents=latents.detach().clone(), parameter=latents,
-            ))  # fmt: skip
+            run.generations.append(
+                SimpleNamespace(
+                    iteration=len(run.sampled),
+                    fitness=fitness.clone(),
+                    lineage=lineage,
+                    latents=latents.detach().clone(),
+                    parameter=latents,
+                )
+            )
             return lineage
 
         patch.setattr(script, "genetic_algorithm_step", recorded_evolve)

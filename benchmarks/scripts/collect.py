@@ -26,10 +26,19 @@ from benchmarks.scripts.experiments import ROOT, experiment_names, find_runs, re
 
 COLUMNS = ("experiment", "variant", "seed", "tag", "step", "value")
 FINALS = (
-    "charts/leader_return", "charts/leader_objective", "charts/best_agent_objective", "charts/reward_per_step",
-    "charts/action_std", "charts/learning_rate", "losses/approx_kl", "losses/clipfrac", "population/objective_median",
-    "population/ess_rate", "population/off_policy_used", "evolution/fired",
-)  # fmt: skip
+    "charts/leader_return",
+    "charts/leader_objective",
+    "charts/best_agent_objective",
+    "charts/reward_per_step",
+    "charts/action_std",
+    "charts/learning_rate",
+    "losses/approx_kl",
+    "losses/clipfrac",
+    "population/objective_median",
+    "population/ess_rate",
+    "population/off_policy_used",
+    "evolution/fired",
+)
 TIMES = ("perf/rollout_s", "perf/update_s")
 MAX_POINTS = 50  # of a curve
 

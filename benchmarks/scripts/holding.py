@@ -66,10 +66,12 @@ def play(env, obs, player):
         up = env.engine.body_pos[:, OBJECT, 2] + LIFT_OFFSET > LIFT_THRESHOLD
         streak = (streak + 1.0) * (near & up)
         now = {
-            "reached": near, "lifted": up, "longest": streak,
+            "reached": near,
+            "lifted": up,
+            "longest": streak,
             "at goal": env.keypoint_distance() <= NEAR_FACTOR * env.tolerance,
             "speed": env.engine.body_linvel[:, OBJECT].norm(dim=1) * up,
-        }  # fmt: skip
+        }
         for name, value in now.items():
             seen[name] = torch.where(going, torch.maximum(seen[name], value), seen[name])
         last = info["episode"]["done"] & ~ended

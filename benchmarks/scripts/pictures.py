@@ -120,10 +120,23 @@ def running_humanoid(env_id):
     env = envs.make(env_id, 1, "cpu", 1, "mujoco")
     env.reset()
     degrees = dict(
-        abdomen_y=-8, abdomen_z=6, right_hip_y=-62, right_knee=-68, right_ankle_y=8, left_hip_y=18, left_knee=-26,
-        left_ankle_y=22, right_hip_x=-3, left_hip_x=-3, right_shoulder1=22, right_shoulder2=-38, right_elbow=15,
-        left_shoulder1=-38, left_shoulder2=26, left_elbow=25,
-    )  # fmt: skip
+        abdomen_y=-8,
+        abdomen_z=6,
+        right_hip_y=-62,
+        right_knee=-68,
+        right_ankle_y=8,
+        left_hip_y=18,
+        left_knee=-26,
+        left_ankle_y=22,
+        right_hip_x=-3,
+        left_hip_x=-3,
+        right_shoulder1=22,
+        right_shoulder2=-38,
+        right_elbow=15,
+        left_shoulder1=-38,
+        left_shoulder2=26,
+        left_elbow=25,
+    )
     joints = [math.radians(degrees.get(name, 0.0)) for name in humanoid.JOINT_NAMES]
     set_state(env, [0.0, 0.0, 1.30, math.cos(0.05), 0.0, math.sin(0.05), 0.0, *joints])
     return env
@@ -292,9 +305,15 @@ POSES = {
 }
 
 STRIP = (
-    "AllegroKukaRegrasping", "AllegroKukaThrow", "AllegroKukaTwoArmsReorientation", "AllegroHand", "ShadowHand",
-    "FrankaCubeStack", "Anymal", "Humanoid",
-)  # fmt: skip
+    "AllegroKukaRegrasping",
+    "AllegroKukaThrow",
+    "AllegroKukaTwoArmsReorientation",
+    "AllegroHand",
+    "ShadowHand",
+    "FrankaCubeStack",
+    "Anymal",
+    "Humanoid",
+)
 
 
 def draw(env):

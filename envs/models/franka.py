@@ -46,9 +46,12 @@ TURN_HAND = (0.92387953, 0, 0, -0.38268343)  # -45 degrees about z: from the las
 # Of each body: frame in the parent (position, quaternion), mass, centre of mass, inertia (xx, yy, zz, xy, xz, yz) and
 # shapes. A shape is a capsule or cylinder (end, end, radius) or a box (centre, half edges, quaternion) in body axes.
 # The robot description has no masses. These are the masses of the links' convex hulls at 1000 kg / m^3.
-BASE = (2.99653899, (-0.029191, -0.000879, 0.056603),
-        (0.0090523094, 0.0116919671, 0.0120720375, -5.82758e-05, -0.0013781114, -1.25598e-06),
-        [("cylinder", (-0.02581, -0.00102, 0), (-0.02738, -0.00097, 0.13908), 0.08554)])
+BASE = (
+    2.99653899,
+    (-0.029191, -0.000879, 0.056603),
+    (0.0090523094, 0.0116919671, 0.0120720375, -5.82758e-05, -0.0013781114, -1.25598e-06),
+    [("cylinder", (-0.02581, -0.00102, 0), (-0.02738, -0.00097, 0.13908), 0.08554)],
+)
 LINKS = [
     ((0, 0, 0.333), (1, 0, 0, 0), 2.97517142, (1.2e-05, -0.031264, -0.069372),
      (0.0176213202, 0.0152621397, 0.007120174, 3.46943e-07, 1.10156e-06, 0.0034393413),

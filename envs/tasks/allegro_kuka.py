@@ -76,9 +76,17 @@ def next_push(force, probability, uniform, noise):
 
 
 def reward_terms(
-    height, fingertip_distance, keypoint_distance, joint_velocity,
-    lifted, closest_fingertip, closest_keypoint, tolerance, success_steps, fingertips_once_lifted=False,
-):  # fmt: skip
+    height,
+    fingertip_distance,
+    keypoint_distance,
+    joint_velocity,
+    lifted,
+    closest_fingertip,
+    closest_keypoint,
+    tolerance,
+    success_steps,
+    fingertips_once_lifted=False,
+):
     """The reward of one control step, term by term, and the updated records (the smallest distances so far).
 
     height            z of the object's centre (N,) m
@@ -160,9 +168,15 @@ class AllegroKukaBase(VectorEnv):
         bodies += [prefix + name for prefix in self.layout.prefixes for name in scene.FINGERTIP_BODIES]
         bodies.append(scene.OBJECT_BODY)
         self.engine = make_engine(
-            engine, models, num_envs, scene.SUBSTEPS, bodies, self.device,
-            max_contacts=self.max_contacts, max_constraints=self.max_constraints,
-        )  # fmt: skip
+            engine,
+            models,
+            num_envs,
+            scene.SUBSTEPS,
+            bodies,
+            self.device,
+            max_contacts=self.max_contacts,
+            max_constraints=self.max_constraints,
+        )
         self.clearance = Clearance(models[0]().compile(), self.num_joints, self.device)
 
         def per_robot(values):

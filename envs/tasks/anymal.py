@@ -59,9 +59,15 @@ class Anymal(VectorEnv):
         super().__init__(num_envs, device, seed)
         # no bodies to read, because the free joint's coordinates are the base's pose and velocity
         self.engine = make_engine(
-            engine, [robot.build], num_envs, robot.SUBSTEPS, [], self.device,
-            max_contacts=MAX_CONTACTS, max_constraints=MAX_CONSTRAINTS,
-        )  # fmt: skip
+            engine,
+            [robot.build],
+            num_envs,
+            robot.SUBSTEPS,
+            [],
+            self.device,
+            max_contacts=MAX_CONTACTS,
+            max_constraints=MAX_CONSTRAINTS,
+        )
 
         self.joint_default = self.constant(robot.DEFAULT_POSE)
         self.base_start = self.constant([0.0, 0.0, robot.START_HEIGHT, 1.0, 0.0, 0.0, 0.0])

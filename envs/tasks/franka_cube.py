@@ -105,15 +105,30 @@ class FrankaCubeBase(VectorEnv):
         scene = functools.partial(franka.build_scene, self.second_cube)
         bodies = [*franka.LINK_BODIES, franka.GRIP_BODY, *franka.TIP_BODIES]
         self.engine = make_engine(
-            engine, [scene], num_envs, franka.SUBSTEPS, bodies, self.device,
-            max_contacts=MAX_CONTACTS, max_constraints=MAX_CONSTRAINTS,
-        )  # fmt: skip
+            engine,
+            [scene],
+            num_envs,
+            franka.SUBSTEPS,
+            bodies,
+            self.device,
+            max_contacts=MAX_CONTACTS,
+            max_constraints=MAX_CONSTRAINTS,
+        )
 
         self.controller = OperationalSpaceController(
-            franka.LINK_MASS, franka.LINK_COM, franka.LINK_INERTIA, franka.ARM_ARMATURE, franka.HAND_OFFSET,
-            franka.ARM_EFFORT, franka.ARM_SPEED, franka.CONTROL_PERIOD, franka.DEFAULT_POSE[:NUM_ARM],
-            STIFFNESS, REST_STIFFNESS, self.device,
-        )  # fmt: skip
+            franka.LINK_MASS,
+            franka.LINK_COM,
+            franka.LINK_INERTIA,
+            franka.ARM_ARMATURE,
+            franka.HAND_OFFSET,
+            franka.ARM_EFFORT,
+            franka.ARM_SPEED,
+            franka.CONTROL_PERIOD,
+            franka.DEFAULT_POSE[:NUM_ARM],
+            STIFFNESS,
+            REST_STIFFNESS,
+            self.device,
+        )
         self.joint_default = self.constant(franka.DEFAULT_POSE)
         self.joint_lower = self.constant(franka.JOINT_LOWER)
         self.joint_upper = self.constant(franka.JOINT_UPPER)

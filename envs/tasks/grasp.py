@@ -82,10 +82,17 @@ class Grasp(VectorEnv):
         return reward, never, never
 
     def observe(self):
-        return torch.cat([
-            self.hand, self.fingers, self.object - self.hand, self.goal - self.object, self.held[:, None].float(),
-            self.object,
-        ], 1)  # fmt: skip
+        return torch.cat(
+            [
+                self.hand,
+                self.fingers,
+                self.object - self.hand,
+                self.goal - self.object,
+                self.held[:, None].float(),
+                self.object,
+            ],
+            1,
+        )
 
     def objective(self):
         return self.successes
@@ -111,10 +118,18 @@ def draw_grasp(hand, fingers, object_, goal, successes):
     The object is orange. The goal is a green ball whose radius is the tolerance. A finger is green while it is within
     its range for a grasp.
     """
-    sky, tile, dark, green, orange, grey, gold = (torch.tensor(colour) for colour in (
-        (0.80, 0.89, 0.97), (0.96, 0.95, 0.92), (0.25, 0.28, 0.33), (0.16, 0.65, 0.32), (0.95, 0.50, 0.12),
-        (0.55, 0.58, 0.63), (0.98, 0.78, 0.10),
-    ))  # fmt: skip
+    sky, tile, dark, green, orange, grey, gold = (
+        torch.tensor(colour)
+        for colour in (
+            (0.80, 0.89, 0.97),
+            (0.96, 0.95, 0.92),
+            (0.25, 0.28, 0.33),
+            (0.16, 0.65, 0.32),
+            (0.95, 0.50, 0.12),
+            (0.55, 0.58, 0.63),
+            (0.98, 0.78, 0.10),
+        )
+    )
     eye, forward, focal = torch.tensor([0.0, -4.6, 2.5]), torch.tensor([0.0, 0.924, -0.3824]), 740.0  # focal: pixels
     right, centre = torch.tensor([1.0, 0.0, 0.0]), torch.tensor([320.0, 240.0])
     axes = torch.stack([right, torch.linalg.cross(forward, right), forward])  # right, down, forward
@@ -133,10 +148,12 @@ def draw_grasp(hand, fingers, object_, goal, successes):
     # everything else is a rod with round ends (from, to, radius, colour, opacity), the farthest first
     palm = hand + torch.tensor([0.0, 0.0, 0.2])
     parts = [
-        (goal, goal, REACH, green, 0.5), (torch.tensor([*goal[:2], -OBJECT_RADIUS]), goal, 0.01, green, 0.9),
-        (object_, object_, OBJECT_RADIUS, orange, 1.0), (palm, palm, 0.08, dark, 1.0),
+        (goal, goal, REACH, green, 0.5),
+        (torch.tensor([*goal[:2], -OBJECT_RADIUS]), goal, 0.01, green, 0.9),
+        (object_, object_, OBJECT_RADIUS, orange, 1.0),
+        (palm, palm, 0.08, dark, 1.0),
         (palm, torch.tensor([*palm[:2], 2.5]), 0.03, dark, 1.0),
-    ]  # fmt: skip
+    ]
     for i, error in enumerate((fingers - torch.tensor(POSTURE)).abs().tolist()):
         angle = 2.0 * math.pi * i / FINGERS - 0.5 * math.pi
         outwards = torch.tensor([math.cos(angle), math.sin(angle), 0.0])

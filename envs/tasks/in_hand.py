@@ -86,14 +86,26 @@ class InHandBase(VectorEnv):
         self.num_joints, self.num_actions = len(self.joint_names), len(self.actuated)
         self.num_obs = 3 * self.num_joints + 24 + 19 * len(self.fingertip_bodies) + self.num_actions
         model = functools.partial(
-            scene.build_scene, self.add_hand, self.joint_names, self.fingertip_bodies, self.cube_edge,
-            self.cube_density, self.cube_start, self.control_period / self.substeps,
-        )  # fmt: skip
+            scene.build_scene,
+            self.add_hand,
+            self.joint_names,
+            self.fingertip_bodies,
+            self.cube_edge,
+            self.cube_density,
+            self.cube_start,
+            self.control_period / self.substeps,
+        )
         bodies = [scene.CUBE_BODY, *self.fingertip_bodies]
         self.engine = make_engine(
-            engine, [model], num_envs, self.substeps, bodies, self.device,
-            max_contacts=MAX_CONTACTS, max_constraints=MAX_CONSTRAINTS,
-        )  # fmt: skip
+            engine,
+            [model],
+            num_envs,
+            self.substeps,
+            bodies,
+            self.device,
+            max_contacts=MAX_CONTACTS,
+            max_constraints=MAX_CONSTRAINTS,
+        )
 
         self.lower = self.constant(self.joint_lower)
         self.upper = self.constant(self.joint_upper)

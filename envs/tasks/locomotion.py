@@ -47,9 +47,15 @@ class LocomotionBase(VectorEnv):
     def __init__(self, num_envs, device, seed, engine="mujoco"):
         super().__init__(num_envs, device, seed)
         self.engine = make_engine(
-            engine, [self.robot.build], num_envs, SUBSTEPS, [], self.device,
-            max_contacts=MAX_CONTACTS, max_constraints=MAX_CONSTRAINTS,
-        )  # fmt: skip
+            engine,
+            [self.robot.build],
+            num_envs,
+            SUBSTEPS,
+            [],
+            self.device,
+            max_contacts=MAX_CONTACTS,
+            max_constraints=MAX_CONSTRAINTS,
+        )
 
         self.joint_default = self.constant(self.robot.DEFAULT_POSE)
         self.joint_lower = self.constant(self.robot.JOINT_LOWER)

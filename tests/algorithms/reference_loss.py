@@ -81,10 +81,12 @@ def evaluate_successors(agent, window, pairs, states):
     columns, learners = torch.tensor(pairs).T
     ids = (learners[None],) if hasattr(agent, "latents") else ()
     same_episode = torch.zeros(1, len(pairs), dtype=torch.bool)
-    return torch.cat([
-        agent.get_value(window.successor[t : t + 1, columns], *ids, same_episode, states[t : t + 1])
-        for t in range(len(states))
-    ])  # fmt: skip
+    return torch.cat(
+        [
+            agent.get_value(window.successor[t : t + 1, columns], *ids, same_episode, states[t : t + 1])
+            for t in range(len(states))
+        ]
+    )
 
 
 def windows(run):
@@ -203,12 +205,19 @@ def learning_data(run):
                     targets = [advantage + value for advantage, value in zip(advantages, values)]
                 window.rows[kind, e, learner] = [
                     SimpleNamespace(
-                        kind=kind, owner=owner(e, args), learner=learner, behaviour=acted.logprob[t, e],
+                        kind=kind,
+                        owner=owner(e, args),
+                        learner=learner,
+                        behaviour=acted.logprob[t, e],
                         mu=(old.logprob[t, p] - acted.logprob[t, e]).exp(),
-                        advantage=advantages[t], target=targets[t], old_value=old.value[t, p].item(),
-                        old_mean=old.mean[t, p], old_logstd=old.logstd[t, p],
-                    ) for t in range(args.num_steps)
-                ]  # fmt: skip
+                        advantage=advantages[t],
+                        target=targets[t],
+                        old_value=old.value[t, p].item(),
+                        old_mean=old.mean[t, p],
+                        old_logstd=old.logstd[t, p],
+                    )
+                    for t in range(args.num_steps)
+                ]
         if not run.frozen:
             mean = sum(seen) / (len(seen) + 1)
             std = ((1.0 + sum(x**2 for x in seen)) / (len(seen) + 1) - mean**2 + 1e-5) ** 0.5

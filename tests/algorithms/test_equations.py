@@ -320,7 +320,8 @@ def test_sapg_eq_8_epo_eq_9_off_policy_critic(train, script, clip, clipped):
 @every_value_loss
 @pytest.mark.parametrize("coef", [1.0, 0.25])
 def test_sapg_eq_9_epo_eq_10_critic_weight(train, script, coef, clip, clipped):
-    """SAPG Eq. 9, EPO Eq. 10: L_on^critic + lambda L_off^critic, lambda that of the policy's loss. minibatch_loss, weight."""
+    """SAPG Eq. 9, EPO Eq. 10: L_on^critic + lambda L_off^critic, lambda that of the policy's loss.
+    minibatch_loss, weight."""
     run = play(train, script, f"{AS_SAPG[script]} --num-minibatches 1 {clip} --off-policy-coef {coef}")
     eps = run.args.clip_coef if clipped else math.inf
     assert_gradients(run, lambda rows: 2.0 * over_agents(rows, lambda row: critic_error(row, eps), coef), "critic")
@@ -342,7 +343,8 @@ def test_gae_by_its_sum(script):
 @every_population
 @pytest.mark.parametrize("form", ["paper", "released"])
 def test_sapg_section_4_5_entropy_schedule(train, script, form):
-    """SAPG 4.5: L(pi_i) = L_on(pi_i) + sigma (i - 1) H(pi(a|s)), i = 1 the leader. minibatch_loss, ent_coefs and ent_coef.
+    """SAPG 4.5: L(pi_i) = L_on(pi_i) + sigma (i - 1) H(pi(a|s)), i = 1 the leader.
+    minibatch_loss, ent_coefs and ent_coef.
 
     --max-ent-coef is the last follower's: sigma (M - 1) as the paper has it; the released code's sigma counts from 0 to
     sigma / 2, whatever M.
@@ -379,7 +381,8 @@ GROUPS = AGENTS + 1  # the script's mean over all rows: each agent's own data, a
 def test_cpo_eq_2_4_leader(train):
     """CPO Eq. 2 with the ratios of Eq. 4: PPO's clip on the leader's data plus the same, centred on 1, on follower j's.
 
-    j is drawn anew each iteration, and all of its data is taken. cpo.py: sample_offpolicy_columns; minibatch_loss, pg_loss.
+    j is drawn anew each iteration, and all of its data is taken. cpo.py: sample_offpolicy_columns;
+    minibatch_loss, pg_loss.
     """
     assert cpo.Args.aggregation == "one-follower"
     assert not cpo.Args.off_policy_mu
@@ -419,7 +422,8 @@ def test_cpo_eq_5_effective_sample_size():
 def test_cpo_eq_10_imitation(train, temperature, clamps):
     """CPO Eq. 10: -E over the leader's data of log pi_i(a|s) exp(A_i(s, a) / lambda_f), beside the follower's PPO loss.
 
-    cpo.py: awac_batch (A_i: one step, environment's reward, normalised with all rows); minibatch_loss, awac_loss. The paper
+    cpo.py: awac_batch (A_i: one step, environment's reward, normalised with all rows);
+    minibatch_loss, awac_loss. The paper
     has no limit; here the exponential is at most 100, as released.
     """
     run = play(train, cpo, f"{CPO_ONE_BATCH} --awac-coef 0.7 --awac-temperature {temperature}")
@@ -434,7 +438,8 @@ def test_cpo_eq_10_imitation(train, temperature, clamps):
 
 def test_cpo_eq_9_23_24_imitation_leads_to_the_constrained_optimum(train):
     """CPO Eq. 9: argmax of A_i subject to KL(pi_i || pi_L) <= eps. Its solution is pi* = pi_L exp(A_i / lambda) / Z
-    (Eq. 23), and Eq. 10 is Z KL(pi* || pi_i) up to what does not depend on pi_i (Eq. 24). cpo.py: minibatch_loss, awac_loss.
+    (Eq. 23), and Eq. 10 is Z KL(pi* || pi_i) up to what does not depend on pi_i (Eq. 24).
+    cpo.py: minibatch_loss, awac_loss.
     """
     temperature = 2.0
     run = play(train, cpo, f"{CPO_ONE_BATCH} --awac-coef 1e15 --awac-temperature {temperature}")  # this alone
@@ -546,7 +551,8 @@ def test_cpo_eq_12_adversarial_reward(train, target):
 
 @pytest.mark.parametrize("frozen", [True, False], ids=["first step", "every step"])
 def test_cpo_eq_25_reverse_kl(train, monkeypatch, frozen):
-    """CPO Eq. 25: -E over follower i's data of r (A_i - lambda_r log(pi_i / pi_L)). cpo.py: minibatch_loss, below CPO Eq. 25.
+    """CPO Eq. 25: -E over follower i's data of r (A_i - lambda_r log(pi_i / pi_L)).
+    cpo.py: minibatch_loss, below CPO Eq. 25.
 
     Here, as released, within PPO's clip: min(r A~, clip(r) A~) with A~ = A_i - lambda_r log(pi_i / pi_L). pi_L is the
     leader now, without gradient. At an iteration's first step, r = 1 (while the normalisers stand still), the two have

@@ -37,12 +37,12 @@ def test_moat_two_steps_by_hand():
     # first step: v = 0.85 * 0.1 + 0.02 = 0.105 and -0.01; p = 0.205 and -0.21; 2 * 41 / 128 - 1 = -0.359375
     obs, reward, _, _, _ = env.step(action)
     assert obs[0].tolist() == pytest.approx([0.205, -0.21, 0, 0, 0.315, -0.03, 0, 0, -0.359375])
-    value = 0.205 * math.exp(-0.21**2)
+    value = 0.205 * math.exp(-(0.21**2))
     assert reward.tolist() == pytest.approx([0.1 * value - 0.01 * 1.25 / 4, 0.1])
     # second step: v = 0.85 * 0.105 + 0.02 = 0.10925 and 0.85 * -0.01 - 0.01 = -0.0185; p = 0.31425 and -0.2285
     obs, reward, _, _, info = env.step(action)
     assert obs[0].tolist() == pytest.approx([0.31425, -0.2285, 0, 0, 0.32775, -0.0555, 0, 0, -0.34375])
-    value = 0.31425 * math.exp(-0.2285**2)
+    value = 0.31425 * math.exp(-(0.2285**2))
     assert reward[0].item() == pytest.approx(0.1 * value - 0.01 * 1.25 / 4)
     assert info["episode"]["objective"].tolist() == pytest.approx([value, 1.0])
 
