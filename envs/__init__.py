@@ -125,7 +125,14 @@ def check_versions():
         raise ValueError(f"mujoco {mujoco} and mujoco-warp {warp} differ: pip install -r requirements-gpu.txt")
 
 
-def make(env_id, num_envs, device="cpu", seed=1, engine="auto", training=False):
+def make(
+    env_id: str,
+    num_envs: int,
+    device: str = "cpu",
+    seed: int = 1,
+    engine: str = "auto",
+    training: bool = False,
+) -> VectorEnv:
     """Makes `num_envs` copies of a task on `device`. Raises ValueError for an unknown id or engine.
 
     training: whether first episodes are staggered (see `VectorEnv.reset`; Isaac Gym: not), a curriculum moves on, and

@@ -2,9 +2,11 @@
 
 import contextlib
 import sys
-from typing import Tuple
+from typing import Any, Dict, Tuple, Union
 
+import numpy as np
 import torch
+from torch import Tensor
 
 GOLDEN_RATIO = 0.6180339887498949
 
@@ -46,7 +48,7 @@ class VectorEnv:
     resumes_exactly = True  # whether `load_state_dict` restores the running episodes
     curriculum: Tuple[str, ...] = ()  # names of the tensors that a curriculum changes; an evaluation copies them
 
-    def __init__(self, num_envs, device, seed):
+    def __init__(self, num_envs: int, device: Union[str, torch.device], seed: int):
         if num_envs < 1:  # would crash MuJoCo
             raise ValueError(f"num_envs {num_envs}: must be at least 1")
         self.num_envs = num_envs
@@ -58,12 +60,12 @@ class VectorEnv:
         self.episode_return = torch.zeros(num_envs, device=self.device)
 
     @property
-    def engine_name(self):
+    def engine_name(self) -> str:
         """What steps the physics, for the log."""
         return self.engine.name if self.engine else "torch"
 
     @full_precision()
-    def reset(self):
+    def reset(self) -> Tensor:
         """Start a new episode everywhere. Returns obs (N, D) float32.
 
         In `training` the clocks (`episode_step`) start evenly spread over `max_episode_steps`, so that the time limit
@@ -79,7 +81,7 @@ class VectorEnv:
         return self.observe()
 
     @full_precision()
-    def step(self, action):
+    def step(self, action: Tensor) -> Tuple[Tensor, Tensor, Tensor, Tensor, Dict[str, Any]]:
         """Advance one control step; finished environments begin their next episode within the step.
 
         action: (N, U), clamped to [-1, 1]. Returns obs (N, D) float32, reward (N,) float32, terminated (N,) bool,
@@ -114,14 +116,14 @@ class VectorEnv:
         self.episode_length.masked_fill_(mask, 0)
         self.episode_return.masked_fill_(mask, 0.0)
 
-    def state_dict(self):
+    def state_dict(self) -> Dict[str, Any]:
         """Everything needed to continue exactly: the tensors among the attributes that are not constants, the random
         generator, and the state_dict of every attribute that has one."""
         state = {name: value.clone() for name, value in self._state_tensors().items()}
         state["generator"] = self.generator.get_state()
         return {**state, **{name: part.state_dict() for name, part in self._parts().items()}}
 
-    def load_state_dict(self, state):
+    def load_state_dict(self, state: Dict[str, Any]) -> None:
         """Restore in place what `state_dict` returned, except for a generator of another kind of device."""
         for name, own in self._state_tensors().items():
             if state[name].shape != own.shape:
@@ -145,54 +147,54 @@ class VectorEnv:
     def _parts(self):
         return {name: value for name, value in vars(self).items() if hasattr(value, "state_dict")}
 
-    def uniform(self, low, high, *shape):
+    def uniform(self, low: float, high: float, *shape: int) -> Tensor:
         """Uniform numbers in [low, high) from the environment's own generator, shape (N, *shape)."""
         size = (self.num_envs, *shape)
         return low + (high - low) * torch.rand(size, generator=self.generator, device=self.device)
 
-    def normal(self, *shape):
+    def normal(self, *shape: int) -> Tensor:
         """Standard normal numbers from the environment's own generator, shape (N, *shape)."""
         return torch.randn(self.num_envs, *shape, generator=self.generator, device=self.device)
 
-    def tensor(self, values):
+    def tensor(self, values: Any) -> Tensor:
         """`values` as a float32 tensor on the environment's device."""
         return torch.as_tensor(values, dtype=torch.float32, device=self.device)
 
-    def constant(self, values, dtype=torch.float32):
+    def constant(self, values: Any, dtype: torch.dtype = torch.float32) -> Tensor:
         """`values` as a tensor that never changes, such as joint limits, and that is therefore not saved."""
         constant = torch.as_tensor(values, dtype=dtype, device=self.device).clone()  # `values` may be state
         constant.is_constant = True
         return constant
 
-    def zeros(self, *shape, dtype=torch.float32):
+    def zeros(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
         """Zeros of shape (N, *shape) on the environment's device."""
         return torch.zeros(self.num_envs, *shape, dtype=dtype, device=self.device)
 
     # ---------------------------------------------------------------- what a task implements
 
-    def reset_where(self, mask):
+    def reset_where(self, mask: Tensor) -> None:
         """Begin a new episode in the environments of mask (N,) bool; leave all others untouched."""
         raise NotImplementedError
 
-    def advance(self, action):
+    def advance(self, action: Tensor) -> Tuple[Tensor, Tensor, Tensor]:
         """One control step. action (N, U) in [-1, 1] -> reward (N,), terminated (N,) bool, truncated (N,) bool.
 
         `truncated` is for the task's own limits; `step` adds the time limit.
         """
         raise NotImplementedError
 
-    def observe(self):
+    def observe(self) -> Tensor:
         """The observation (N, D) float32 of the current state, which it must not change."""
         raise NotImplementedError
 
-    def objective(self):
+    def objective(self) -> Tensor:
         """The task's score and EPO's fitness, (N,) float32; read when an episode ends. Default: the raw return."""
         return self.episode_return
 
-    def metrics(self):
+    def metrics(self) -> Dict[str, Union[float, Tensor]]:
         """The task's own scalars for the log, name -> number or 0-d tensor; of an iteration's last step."""
         return {}
 
-    def render(self, index):
+    def render(self, index: int) -> np.ndarray:
         """Environment `index` as an (H, W, 3) uint8 image."""
         raise NotImplementedError(f"{type(self).__name__} has no method render")

@@ -3,6 +3,7 @@
 import os
 import textwrap
 from dataclasses import fields
+from typing import Any, Callable, Dict, Optional, Sequence, Tuple
 
 import envs  # before torch: Isaac Gym must be imported first
 
@@ -34,7 +35,12 @@ NOT_NEGATIVE = (
 WRAP = dict(subsequent_indent="    ", break_on_hyphens=False)
 
 
-def parse_args(Args, tuned, check_args=lambda args: None, argv=None):
+def parse_args(
+    Args: type,
+    tuned: Dict[str, Dict[str, Any]],
+    check_args: Callable[[Any], None] = lambda args: None,
+    argv: Optional[Sequence[str]] = None,
+) -> Tuple[Any, Optional[Dict[str, Any]]]:
     """The flags of a run. Those that are not given come from the checkpoint (--resume) or from the task's presets.
 
     tuned: the script's table of hyperparameters.py. check_args(args): the script's own refusals.

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+from typing import Any, Dict, Optional
 
 import envs  # noqa: F401, before torch: Isaac Gym must be imported first
 
@@ -28,7 +29,9 @@ class Run:
     run, or 0.
     """
 
-    def __init__(self, args, learner, rollout, saved=None):
+    def __init__(
+        self, args: Any, learner: Dict[str, Any], rollout: Dict[str, Any], saved: Optional[Dict[str, Any]] = None
+    ):
         """Start a run, or resume the checkpoint `saved`.
 
         learner: name -> what is the same in all processes: networks, optimizers, lineage.
@@ -59,7 +62,7 @@ class Run:
         self.saved_time = time.monotonic()
         self.signals = StopSignals(quiet=distributed.RANK > 0)
 
-    def load(self, saved):
+    def load(self, saved: Dict[str, Any]) -> None:
         """Go on from a checkpoint. With another number of processes only the learner does: all episodes begin anew."""
         self.iteration = saved["iteration"]
         self.global_step = saved["global_step"]
@@ -80,7 +83,7 @@ class Run:
             if distributed.RANK == 0:  # the others have to differ
                 set_random_state(saved["random"][0])
 
-    def check_finite(self, iteration, tensors):
+    def check_finite(self, iteration: int, tensors: Dict[str, torch.Tensor]) -> None:
         """Raises FloatingPointError with the name of the first tensor (name -> tensor) that is not finite."""
         if iteration == 1 and 0.0 < tensors["rewards"].abs().max() < 1e-3:  # the normalisers have floors
             print("rewards times --reward-scale are below 1e-3, too small to learn from: raise it", file=sys.stderr)
@@ -89,7 +92,7 @@ class Run:
             first = next(name for name, tensor in tensors.items() if not tensor.isfinite().all())
             raise FloatingPointError(f"iteration {iteration}: {first} not finite; the last checkpoint is from before")
 
-    def checkpoint(self, iteration, global_step):
+    def checkpoint(self, iteration: int, global_step: int) -> None:
         """Save every --checkpoint-interval minutes, at the end, and when a signal has come to any process."""
         minutes = (time.monotonic() - self.saved_time) / 60.0
         due = minutes >= (self.args.checkpoint_interval or math.inf)
@@ -136,7 +139,7 @@ class Run:
         else:
             print("no film: evaluate.py failed; training goes on", file=sys.stderr)
 
-    def log(self, iteration, global_step, values):
+    def log(self, iteration: int, global_step: int, values: Dict[str, Any]) -> None:
         """Log values, name -> number, tensor (its mean), list (a histogram), image (3, H, W) or text; print a line."""
         self.iteration = iteration
         self.global_step = global_step
@@ -151,7 +154,7 @@ class Run:
         if distributed.RANK == 0:
             self.writer.write(global_step, means, others)
 
-    def close(self):
+    def close(self) -> None:
         """End the run: status 128 + the signal that stopped it, 1 if the last checkpoint could not be written."""
         self.signals.close()
         distributed.finish()
