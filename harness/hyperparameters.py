@@ -12,6 +12,13 @@ def merge(*tables):
     return {task: {k: v for table in tables for k, v in table.get(task, {}).items()} for t in tables for task in t}
 
 
+# Families of tasks
+ALL_ALLEGRO_KUKA = [task for task in TASKS if task.startswith("AllegroKuka")]
+TWO_ARMS = [task for task in ALL_ALLEGRO_KUKA if task.startswith("AllegroKukaTwoArms")]
+REORIENTATION = [task for task in ALL_ALLEGRO_KUKA if task.startswith("AllegroKukaReorientation")]
+RELATIVE_TARGETS = [task for task in ALL_ALLEGRO_KUKA if task.endswith(("HeldStarts", "RelativeTargets"))]
+FRANKA_CUBES = ["FrankaCubePush", "FrankaCubeStack"]
+
 ALLEGRO_KUKA = dict(
     num_envs=24_576, total_timesteps=10_000_000_000, num_steps=16, num_minibatches=4, update_epochs=2,
     learning_rate=1e-4, kl_threshold=0.016, clip_coef=0.1, vf_coef=4.0, bounds_coef=1e-4, reward_scale=0.01,
@@ -36,10 +43,10 @@ RL_GAMES = dict(  # its configurations for EnvPool's MuJoCo tasks; minibatches o
 )  # fmt: skip
 # Ours
 TOY = dict(num_envs=3_072, num_steps=16, num_minibatches=4, update_epochs=2, kl_threshold=0.016, hidden_sizes=(64, 64))
-PPO = PBT = {
+COMMON = {  # to all scripts
     "AllegroHand": dict(IN_HAND, hidden_sizes=(512, 256, 128)),
-    **{task: ALLEGRO_KUKA for task in TASKS if task.startswith("AllegroKuka")},
-    **{x: dict(ALLEGRO_KUKA, kl_threshold=0.008, clip_coef=0.2, init_std=0.4) for x in TASKS if "Held" in x},  # ours
+    **dict.fromkeys(ALL_ALLEGRO_KUKA, ALLEGRO_KUKA),
+    **dict.fromkeys(RELATIVE_TARGETS, dict(ALLEGRO_KUKA, kl_threshold=0.008, clip_coef=0.2, init_std=0.4)),  # ours
     "Ant": dict(
         num_envs=4_096, total_timesteps=100_000_000, num_steps=16, num_minibatches=2, update_epochs=4,
         learning_rate=3e-4, kl_threshold=0.008, clip_coef=0.2, vf_coef=2.0, bounds_coef=1e-4, reward_scale=0.01,
@@ -51,7 +58,7 @@ PPO = PBT = {
         learning_rate=3e-4, kl_threshold=0.008, clip_coef=0.2, vf_coef=4.0, bounds_coef=1e-4, reward_scale=0.1,
         hidden_sizes=(32, 32),
     ),
-    **dict.fromkeys(("FrankaCubePush", "FrankaCubeStack"), FRANKA_CUBE),
+    **dict.fromkeys(FRANKA_CUBES, FRANKA_CUBE),
     "Grasp": dict(TOY, total_timesteps=4_000_000),
     "Humanoid": dict(LOCOMOTION, learning_rate=5e-4, reward_scale=0.01),
     "Moat": dict(TOY, total_timesteps=6_000_000),
@@ -64,11 +71,11 @@ PPO = PBT = {
 POPULATION = dict(
     num_envs=960, num_steps=16, num_minibatches=15, clip_vloss=True, hidden_sizes=(256, 128, 64), max_ent_coef=0.001,
 )  # fmt: skip
-SAPG = merge(PPO, {
+PPO = PBT = merge(COMMON, {"FrankaCubeStack": dict(ent_coef=0.0025)})  # ours, see benchmarks/robots.md
+SAPG = merge(COMMON, {
     # half of CPO's 0.005; with two arms of 0.002, as released
-    **{task: dict(max_ent_coef=0.0025) for task in PPO
-       if task.startswith(("AllegroKukaReorientation", "FrankaCube", "ShadowHand"))},
-    **{task: dict(max_ent_coef=0.001) for task in PPO if task.startswith(("AllegroKukaTwoArms", "Anymal", "Humanoid"))},
+    **dict.fromkeys([*REORIENTATION, *FRANKA_CUBES, "ShadowHand"], dict(max_ent_coef=0.0025)),
+    **dict.fromkeys([*TWO_ARMS, "Anymal", "Humanoid"], dict(max_ent_coef=0.001)),
     "Grasp": dict(max_ent_coef=0.005),  # ours
     "Moat": dict(max_ent_coef=0.025),  # ours
     **{f"envpool:{task}-v5": POPULATION for task in ("Ant", "Hopper", "Walker2d")},
@@ -77,8 +84,7 @@ CPO = merge(SAPG, {  # CPO Tables 3-6
     "AllegroHand": dict(awac_coef=0.0005, awac_temperature=0.1, adversarial_coef=0.001),
     "AllegroKukaThrow": dict(awac_temperature=0.1),
     **{task: dict(discriminator_sizes=(768, 512, 256)) for task in ("Anymal", "Humanoid")},
-    **{task: dict(awac_coef=0.0005, awac_temperature=0.1, discriminator_sizes=(256, 128, 64))
-       for task in ("FrankaCubePush", "FrankaCubeStack")},
+    **dict.fromkeys(FRANKA_CUBES, dict(awac_coef=0.0005, awac_temperature=0.1, discriminator_sizes=(256, 128, 64))),
     "ShadowHand": dict(adversarial_coef=0.01),
 })  # fmt: skip
 EPO_LOCOMOTION = dict(  # EPO B.2's table for locomotion
@@ -88,22 +94,18 @@ EPO_LOCOMOTION = dict(  # EPO B.2's table for locomotion
 EPO = merge(
     SAPG,
     {
-        **{task: dict(bounds_coef=1e-5) for task in PPO if task.startswith("AllegroKuka")},  # EPO B.2
+        **dict.fromkeys(ALL_ALLEGRO_KUKA, dict(bounds_coef=1e-5)),  # EPO B.2
         **dict.fromkeys(("Anymal", "Humanoid"), EPO_LOCOMOTION),
-        **{task: dict(ga_threshold=0.5) for task in PPO if task == "Ant" or task.startswith("envpool:")},
+        **{task: dict(ga_threshold=0.5) for task in COMMON if task == "Ant" or task.startswith("envpool:")},
     },
 )
-PPO = PBT = merge(PPO, {"FrankaCubeStack": dict(ent_coef=0.0025)})  # ours, see benchmarks/robots.md
 # Ours. Without a GPU: small networks, minibatches of a row per environment, one to five hours
 SMALL = dict(num_envs=1_024, num_steps=16, num_minibatches=16, lstm=False, hidden_sizes=(256, 128, 64))
 CPU = {
-    **{task: dict(SMALL, total_timesteps=80_000_000) for task in ("AllegroHand", "ShadowHand")},
-    **{
-        task: dict(SMALL, update_epochs=5, total_timesteps=50_000_000 if "TwoArms" in task else 60_000_000)
-        for task in PPO
-        if task.startswith("AllegroKuka")
-    },
-    **{x: dict(SMALL, num_envs=2_048, update_epochs=4, total_timesteps=60_000_000) for x in PPO if "Held" in x},
+    **dict.fromkeys(["AllegroHand", "ShadowHand"], dict(SMALL, total_timesteps=80_000_000)),
+    **dict.fromkeys(ALL_ALLEGRO_KUKA, dict(SMALL, update_epochs=5, total_timesteps=60_000_000)),
+    **dict.fromkeys(TWO_ARMS, dict(SMALL, update_epochs=5, total_timesteps=50_000_000)),
+    **dict.fromkeys(RELATIVE_TARGETS, dict(SMALL, num_envs=2_048, update_epochs=4, total_timesteps=60_000_000)),
     "Anymal": dict(SMALL, total_timesteps=60_000_000),
-    **{task: dict(SMALL, total_timesteps=100_000_000) for task in PPO if task in ("Ant", "Humanoid") or "Cube" in task},
+    **dict.fromkeys([*FRANKA_CUBES, "Ant", "Humanoid"], dict(SMALL, total_timesteps=100_000_000)),
 }
