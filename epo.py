@@ -52,7 +52,7 @@ class Args:
     """name of the run's folder, in place of the script's"""
     track: bool = False
     """log to Weights & Biases too (pip install wandb; offline with WANDB_MODE=offline)"""
-    wandb_project_name: str = "epo"
+    wandb_project_name: str = "popgrad"
     """project of Weights & Biases"""
     capture_video: bool = False
     """film the leader (PBT: the best) at every checkpoint, except when stopped, for TensorBoard (see evaluate.py)"""

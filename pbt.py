@@ -13,7 +13,8 @@ import math
 import random
 import time
 from collections import defaultdict
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Optional, Tuple
 
 import harness  # before torch: Isaac Gym must be imported first
@@ -52,7 +53,7 @@ class Args:
     """name of the run's folder, in place of the script's"""
     track: bool = False
     """log to Weights & Biases too (pip install wandb; offline with WANDB_MODE=offline)"""
-    wandb_project_name: str = "epo"
+    wandb_project_name: str = "popgrad"
     """project of Weights & Biases"""
     capture_video: bool = False
     """film the leader (PBT: the best) at every checkpoint, except when stopped, for TensorBoard (see evaluate.py)"""
@@ -504,7 +505,7 @@ def main(argv=None):
         for epoch, k in itertools.product(range(args.update_epochs), range(A)):  # PBT: one agent at a time
             network = agent[k]
             own = optimizer.param_groups[k]
-            own_args = replace(args, clip_coef=own["clip_coef"], ent_coef=own["ent_coef"])
+            own_args = SimpleNamespace(**{**vars(args), "clip_coef": own["clip_coef"], "ent_coef": own["ent_coef"]})
             own_kls = []
             order = torch.randperm(batches[k]["obs"].shape[1], device=device)
             for columns in order.tensor_split(args.num_minibatches):

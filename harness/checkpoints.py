@@ -44,6 +44,9 @@ def load_checkpoint(path, flag="--resume"):
     if not os.path.isfile(file):
         refuse(flag, path, "no such file" if file == path else "no checkpoint.pt in this folder")
     try:
-        return torch.load(file, map_location="cpu", weights_only=True)
+        checkpoint = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # damage shows as one of a dozen kinds
         refuse(flag, path, f"cannot be read ({error!r:.200}); the one before is checkpoint_previous.pt")
+    if "learner" not in checkpoint:
+        refuse(flag, path, "was written by version 0.1.0, whose checkpoints have another form")
+    return checkpoint

@@ -60,7 +60,7 @@ class Log:
         by_gap = not getattr(self.args, "ga_interval", 0.0)
         total_steps = self.args.num_iterations * self.args.num_envs * self.args.num_steps
         left = timedelta(seconds=int((total_steps - global_step) / self.steps_per_second(TIME_LEFT_WINDOW)))
-        print(f"{global_step:>11,} steps | {describe(numbers, by_gap)} | {speed:,.0f}/s | {left} left", flush=True)
+        print(f"{global_step:>10,} steps | {describe(numbers, by_gap)} | {speed:,.0f}/s | {left} left", flush=True)
 
     def steps_per_second(self, seconds):
         """Environment steps per second over the last so many seconds, or over the last iteration if that is longer."""
@@ -82,7 +82,7 @@ class Log:
 def describe(numbers, generations_by_gap=True):
     """The middle of the terminal's line: one agent's return and objective, or how the agents of a population stand."""
     objective = numbers["charts/leader_objective"]
-    reward = f"reward/step {numbers['charts/reward_per_step']:.4f}"
+    reward = f"reward/step {numbers['charts/reward_per_step']:.3g}"
     if not math.isfinite(objective):
         return f"{reward}, no episode of agent 0 yet"
     if "population/objective_median" not in numbers:
@@ -91,12 +91,12 @@ def describe(numbers, generations_by_gap=True):
         return f"return {numbers['charts/leader_return']:9.2f} | objective {objective:7.2f}{ago}"
     text = f"{reward} | "
     if "pbt/lr_min" not in numbers:  # PBT has no leader
-        text += f"leader {objective:.2f}, "
-    text += f"median {numbers['population/objective_median']:.2f}"
+        text += f"leader {objective:.4g}, "
+    text += f"median {numbers['population/objective_median']:.4g}"
     if "evolution/generation" in numbers:
         text += f" | generation {numbers['evolution/generation']:.0f}"
         gap = numbers["evolution/fitness_gap"]
         threshold = numbers["evolution/threshold"]
         if generations_by_gap and gap <= threshold:  # not where it is NaN: the new agents have not been judged
-            text += f", gap {gap:.2g} of {threshold:.2g}"
+            text += f", gap {gap:.2g}/{threshold:.2g}"
     return text

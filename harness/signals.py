@@ -21,9 +21,9 @@ class StopSignals:
                 self.handlers[number] = signal.signal(number, self.stop)
 
     def stop(self, number, frame):
-        if self.received:
+        if self.received and number != signal.SIGHUP:  # a closing terminal may send that twice
             sys.exit(128 + number)
-        self.received = number
+        self.received = self.received or number
         if not self.quiet and number != signal.SIGHUP:  # a hangup means that the terminal is gone
             with contextlib.suppress(OSError):  # in `2>&1 | tee log` Ctrl-C ends tee, too
                 # print could be interrupted halfway here, and must not be called again then

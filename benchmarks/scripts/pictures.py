@@ -1,4 +1,4 @@
-"""Draws a picture of every task but those with held starts or relative targets, docs/images/<env id>.png, and eight in tasks.png.
+"""Draws a picture of every task but those with held starts or relative targets: docs/images/<env id>.png, tasks.png.
 
     python -m benchmarks.scripts.pictures [env ids]
 

@@ -123,6 +123,7 @@ def main(argv=None):
     for run in find_runs(experiment):
         if run.variant in (args.variants or names) and run.seed in (args.seeds or [run.seed]):
             runs.append(run)
+    for run in runs:
         if run.has_other_flags():
             sys.exit(f"{run.title}: was begun with other flags; to run it anew, delete {run.folder}")
     try:

@@ -154,7 +154,7 @@ def test_a_run_goes_on_with_a_gpu_and_without(script, capsys):
 def test_options_of_the_losses(script, flags):
     saved = checkpoint(train(script, flags, iterations=6 if script is epo else 2))
     if script is epo:
-        assert saved["state"]["lineage_stats"]["completed"]  # a child had its fitness measured
+        assert saved["learner"]["lineage_stats"]["completed"]  # a child had its fitness measured
 
 
 @pytest.mark.parametrize("script, env_id, network", [
