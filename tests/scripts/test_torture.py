@@ -51,6 +51,15 @@ def started(script, flags):
     raise AssertionError(process.stderr.read())
 
 
+@pytest.fixture(autouse=True)
+def terminal():
+    """Signals are as in a terminal, also where tests run in the background or under nohup."""
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in (signal.SIGHUP, signal.SIGINT)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
 # ---------------------------------------------------------------- kills
 
 
@@ -114,16 +123,8 @@ def test_a_second_process_on_a_folder_is_refused(capsys):
 # ---------------------------------------------------------------- signals
 
 
-@pytest.fixture
-def hangup():
-    """SIGHUP as in a terminal, also where tests run under nohup."""
-    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    yield
-    signal.signal(signal.SIGHUP, before)
-
-
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1])
-def test_the_first_signal_saves_and_the_run_goes_on_from_there(signum, hangup, monkeypatch, capsys):
+def test_the_first_signal_saves_and_the_run_goes_on_from_there(signum, monkeypatch, capsys):
     handler = signal.getsignal(signum)
     filmed = []
     monkeypatch.setattr(harness.run.Run, "film", lambda self, global_step: filmed.append(global_step))
@@ -146,7 +147,7 @@ def test_the_second_signal_ends_the_run_at_once(monkeypatch):
     assert checkpoint(the_run())["iteration"] == 4
 
 
-def test_nohup_outlives_the_terminal(hangup, monkeypatch):
+def test_nohup_outlives_the_terminal(monkeypatch):
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     between(monkeypatch, {3: lambda: send(signal.SIGHUP)})
     assert train(ppo, f"{FLAGS} {EIGHT}") == 0
