@@ -3,7 +3,10 @@
 import gc
 import io
 import math
+import os
+import pathlib
 import runpy
+import subprocess
 import sys
 import weakref
 from functools import lru_cache
@@ -14,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import envs
 from envs.base import VectorEnv
-from envs.check import check_env, check_state, may_be_constants
+from envs.check import ContractError, check_env, check_state, may_be_constants
 from envs.models import allegro_kuka_scene
 from tests.conftest import DRIFT, Drift
 from tests.envs.helpers import random_actions, started
@@ -398,9 +401,28 @@ class Broken(Drift):
 ])  # fmt: skip
 def test_a_mistake_is_found(mistake, message):
     env = Broken(mistake)
-    with pytest.raises(AssertionError, match=message):
+    with pytest.raises(ContractError, match=message):
         check_env(env, 50)
         check_state(env)
+
+
+def test_a_mistake_is_found_without_asserts(tmp_path):
+    (tmp_path / "broken.py").write_text("""
+import torch
+from envs.base import VectorEnv
+
+class Double(VectorEnv):
+    num_obs, num_actions, max_episode_steps = 1, 1, 5
+    def reset_where(self, mask): pass
+    def advance(self, action): return self.zeros(), self.zeros(dtype=torch.bool), self.zeros(dtype=torch.bool)
+    def observe(self): return self.zeros(1, dtype=torch.float64)
+""")
+    command = [sys.executable, "-O", "-m", "envs.check", "broken:Double"]
+    root = str(pathlib.Path(envs.__file__).parents[1])
+    process = subprocess.run(command, env={**os.environ, "PYTHONPATH": root}, capture_output=True, text=True)
+    assert process.returncode == 1
+    (line,) = process.stderr.splitlines()
+    assert line.startswith("broken:Double: the observation of ")
 
 
 def test_the_command(monkeypatch, capsys):
