@@ -15,13 +15,16 @@ from typing import Literal, Optional, Tuple
 
 import envs  # before torch: Isaac Gym must be imported first
 import harness
+from envs.terminal import plus_minus
 
 import numpy as np
 import torch
 import tyro
 from PIL import Image
 
-FILM_SECONDS, FILM_RATE = 10, 20  # at most, and frames per second at most
+FILM_SECONDS = 10  # at most
+FILM_RATE = 20  # frames per second, at most
+MAX_STEPS = 100_000  # steps after which an evaluation gives up episodes, unless training's were a tenth as long
 
 
 @dataclasses.dataclass
@@ -66,7 +69,10 @@ def make_env(saved, num_envs, seed, engine, device):
         envs.find_engine(engine, env_id, device)
     except ValueError as error:
         harness.refuse("task", f"{env_id} on engine {engine}", error)
-    env = envs.make(env_id, num_envs, device, seed, engine)
+    try:
+        env = envs.make(env_id, num_envs, device, seed, engine)
+    except envs.UnsupportedError as error:
+        harness.refuse("task", f"{env_id} on engine {engine}", error)
     for name in getattr(env, "curriculum", ()):
         getattr(env, name).copy_(saved["rollout"][0]["env"][name])
     return env
@@ -101,17 +107,35 @@ class Player:
         return policy.mean[0] if self.deterministic else action[0]
 
 
-def play(env, player):
-    """The first whole episode of every environment: return, length and objective, each (N,)."""
+def step_limit(saved):
+    """How many steps an evaluation waits for its episodes: ten times training's longest, but at least MAX_STEPS.
+
+    A policy may be so good that it never loses, and an environment need not have a time limit.
+    """
+    lengths = saved["rollout"][0]["episodes"]["means"][1]  # of each agent's latest; NaN: none has finished
+    return max(MAX_STEPS, int(10.0 * lengths.nan_to_num(0.0).max().item()))
+
+
+def play(env, player, max_steps=MAX_STEPS):
+    """The first whole episode of every environment: return, length and objective, each (N,).
+
+    NaN where an episode has not ended after max_steps; a line says after a tenth of them that some still run.
+    """
     obs = env.reset()
     results = torch.full((3, env.num_envs), math.nan, device=obs.device)
     missing = torch.ones(env.num_envs, dtype=torch.bool, device=obs.device)
-    while missing.any():
+    for step in range(1, max_steps + 1):
         obs, _, terminated, truncated, info = env.step(player.act(obs))
-        player.dones, episode = (terminated | truncated)[None], info["episode"]
+        player.dones = (terminated | truncated)[None]
+        episode = info["episode"]
         ends = episode["done"] & missing
         results = torch.where(ends, torch.stack([episode[key] for key in ("return", "length", "objective")]), results)
         missing &= ~ends
+        if not missing.any():
+            break
+        if step == max_steps // 10:
+            running = f"{missing.sum()} of {env.num_envs} episodes still run"
+            print(f"after {step:,} steps {running}; those that do after {max_steps:,} are left out", file=sys.stderr)
     return results
 
 
@@ -130,6 +154,7 @@ def players_of(saved, script):
     return players if best == players[0][1] else [*players, ("best", best)]
 
 
+@harness.needs_output()
 def print_scores(saved, script, num_episodes, args, device):
     """Play --agents, or the leader (agent 0 where none leads) and the best, with sampled and mean actions: a table."""
     print(f"{saved['args']['env_id']}, {saved['script']}.py, {saved['global_step']:,} steps, {num_episodes} episodes")
@@ -140,10 +165,21 @@ def print_scores(saved, script, num_episodes, args, device):
             ids = torch.full((num_episodes,), k, device=device)
             player = Player(make_agent(saved, script, env, device), ids, deterministic=actions == "mean")
             torch.manual_seed(args.seed)
-            returns, lengths, objectives = play(env, player).double()
+            results = play(env, player, step_limit(saved)).double()
             del env  # before the next one takes memory
-            numbers = [f"{x.mean():.2f} ± {x.std(unbiased=False) / len(x) ** 0.5:.2f}" for x in (returns, objectives)]
-            print(f"| {name}, {k} | {actions} | {' | '.join(numbers)} | {lengths.mean():.0f} |", flush=True)
+            finished = results[:, ~results[1].isnan()]  # their lengths are known
+            returns, lengths, objectives = finished
+            score = f"{mean_and_error(returns)} | {mean_and_error(objectives)} | {lengths.mean():.0f}"
+            print(f"| {name}, {k} | {actions} | {score} |", flush=True)
+            unfinished = num_episodes - finished.shape[1]
+            if unfinished:
+                print(f"of {num_episodes} episodes {unfinished} did not end and are left out", file=sys.stderr)
+
+
+def mean_and_error(values):
+    """Mean and standard error of values (B,), as text; nan where there are none."""
+    error = values.std(unbiased=False) / len(values) ** 0.5 if len(values) else math.nan
+    return f"{values.mean():.2f} {plus_minus()} {error:.2f}"
 
 
 def record_video(env, player):

@@ -9,7 +9,7 @@ import re
 
 from envs import import_isaacgym_first  # noqa: F401, must come before anything that imports torch
 from envs.adapters import isaacgym
-from envs.base import VectorEnv
+from envs.base import UnsupportedError, VectorEnv  # noqa: F401
 from envs.imports import import_module
 
 TASKS = {
@@ -133,7 +133,9 @@ def make(
     engine: str = "auto",
     training: bool = False,
 ) -> VectorEnv:
-    """Makes `num_envs` copies of a task on `device`. Raises ValueError for an unknown id or engine.
+    """Makes `num_envs` copies of a task on `device`.
+
+    Raises ValueError for an unknown id or engine, UnsupportedError (one line) if engine or adapter lack what it needs.
 
     training: whether first episodes are staggered (see `VectorEnv.reset`; Isaac Gym: not), a curriculum moves on, and
     a task may have starts and ends of its own. Classes that are no VectorEnv ignore it.

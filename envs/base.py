@@ -11,6 +11,10 @@ from torch import Tensor
 GOLDEN_RATIO = 0.6180339887498949
 
 
+class UnsupportedError(ValueError):
+    """A task needs what an engine or an adapter does not have; the message is one line."""
+
+
 @contextlib.contextmanager
 def full_precision():
     """Matrix products in float32 even if the learner enables TF32, which would change torques by up to 15 N m."""

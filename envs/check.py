@@ -4,6 +4,7 @@ import sys
 
 import envs  # before torch: Isaac Gym must be imported first
 from envs.base import is_constant
+from envs.terminal import plus_minus
 
 import torch
 
@@ -23,6 +24,8 @@ def check_env(env, num_steps):
 
     Raises ContractError (one line) for the first violation of the contract.
     """
+    require(env.num_obs > 0, "num_obs must be at least 1")
+    require(env.num_actions > 0, "num_actions must be at least 1")
     rewards = []
     finished = 0
     constants = {name: value.clone() for name, value in vars(env).items() if is_constant(value)}
@@ -95,11 +98,14 @@ def main(env_id):
         if isinstance(env, envs.VectorEnv) and env.resumes_exactly:
             check_state(env)
             for name in may_be_constants(env):
-                print(f"{name} is saved in checkpoints. If it never changes, create it with constant(): then it is not.")
+                print(
+                    f"{name} is saved in checkpoints. If it never changes, create it with constant(): then it is not."
+                )
         rewards, finished = check_env(env, 1_000)
     except ContractError as error:
         sys.exit(f"{env_id}: {error}")
-    print(f"{env_id}: keeps the contract, {finished} episodes, reward {rewards.mean():.3g} ± {rewards.std():.3g}")
+    reward = f"{rewards.mean():.3g} {plus_minus()} {rewards.std():.3g}"
+    print(f"{env_id}: keeps the contract, {finished} episodes, reward {reward}")
 
 
 if __name__ == "__main__":

@@ -8,13 +8,20 @@ import torch
 import torch.nn as nn
 
 from harness import distributed
+from harness.errors import needs_output, refuse
 
 
+@needs_output()
 def make_env(args):
-    """The environments of this process, for training; says what steps them."""
+    """The environments of this process, for training; says what steps them. Refuses those that show or do nothing."""
     num_envs = args.num_envs // distributed.WORLD_SIZE
     seed = (args.seed + distributed.SEED_OFFSET) % 2**32
-    env = envs.make(args.env_id, num_envs, args.device, seed, args.engine, training=True)
+    try:
+        env = envs.make(args.env_id, num_envs, args.device, seed, args.engine, training=True)
+    except envs.UnsupportedError as error:
+        refuse("--env-id", args.env_id, error)
+    if env.num_obs < 1 or env.num_actions < 1:
+        refuse("--env-id", args.env_id, "must have at least one number in its observation and in its action")
     engine = getattr(env, "engine_name", "its own")
     if engine == "mujoco" and args.device != "cpu":
         engine += " on the CPU (for MuJoCo Warp on the GPU: pip install -r requirements-gpu.txt)"

@@ -1,5 +1,7 @@
 """How a command line that cannot work ends: with one line and no traceback."""
 
+import contextlib
+import os
 import sys
 
 
@@ -7,3 +9,15 @@ def refuse(flag, value, reason):
     """End with exit status 2 and one line that names the flag, its value and what would be valid."""
     print(f"{flag} {value}: {reason}", file=sys.stderr)
     sys.exit(2)
+
+
+@contextlib.contextmanager
+def needs_output():
+    """End with exit status 2 and one line where standard output has been closed, as `| head` does."""
+    try:
+        yield
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it once more when it ends
+        print("standard output has been closed", file=sys.stderr)
+        sys.exit(2)

@@ -12,7 +12,7 @@ import tyro
 
 from harness import distributed
 from harness.checkpoints import load_checkpoint
-from harness.errors import refuse
+from harness.errors import needs_output, refuse
 from harness.hyperparameters import CPU
 from harness.run import script_name
 
@@ -80,6 +80,7 @@ def presets(Args, given, tuned):
     return here, on_gpu
 
 
+@needs_output()
 def announce(Args, args, defaults, gpu_defaults):
     """Print the command line that gives this run without presets, and what a GPU's presets would add."""
     changed = {}

@@ -1,5 +1,6 @@
 """A run's folder, runs/TASK__SCRIPT__SEED__TIME, and its lock against a second process that trains there."""
 
+import errno
 import fcntl
 import os
 import sys
@@ -9,7 +10,10 @@ from harness.errors import refuse
 
 
 def create_folder(args, script):
-    """Make a new folder for a run; returns its absolute path. Runs of one name that begin in one second differ."""
+    """Make a new folder for a run; returns its absolute path. Runs of one name that begin in one second differ.
+
+    Refuses a name that is too long, and a working directory where there can be no folder.
+    """
     name = f"{args.env_id}__{args.exp_name or script}".replace(":", "-").replace("/", "-")
     second = int(time.time())
     while True:
@@ -18,6 +22,10 @@ def create_folder(args, script):
             os.makedirs(folder)
         except FileExistsError:
             second += 1
+        except OSError as error:
+            if error.errno == errno.ENAMETOOLONG and args.exp_name:
+                refuse("--exp-name", args.exp_name, "must be shorter, it is part of the name of the run's folder")
+            refuse("folder", folder, f"cannot be made ({error.strerror}); runs are written to the folder runs/ here")
         else:
             return folder
 

@@ -19,6 +19,7 @@ import statistics
 import torch
 
 import evaluate
+from envs.terminal import plus_minus
 
 RESULTS = pathlib.Path(__file__).resolve().parents[1] / "results"
 RUNS = {
@@ -111,7 +112,8 @@ def main(argv=None):
         print(f"| {key} |", end="")
         for name in RUNS:
             values = [each[key] for run, each in measured.items() if run[0] == name]
-            print(f" {statistics.mean(values):.2f} ± {statistics.stdev(values) if args.seeds > 1 else 0:.2f} |", end="")
+            spread = statistics.stdev(values) if args.seeds > 1 else 0.0
+            print(f" {statistics.mean(values):.2f} {plus_minus()} {spread:.2f} |", end="")
         print()
 
 

@@ -6,8 +6,9 @@ import sys
 import numpy as np
 import torch
 
-from envs.base import VectorEnv
+from envs.base import UnsupportedError, VectorEnv
 
+UNBOUNDED = 1e30  # bounds of actions from here on stand for no bounds: Gymnasium's Box writes some as 3.4e38
 # Of a dict of observations, the entry that a policy sees: Playground calls it "state", mjlab "actor".
 POLICY_OBSERVATIONS = ("state", "actor")
 
@@ -19,13 +20,36 @@ def check_known(name, known, hint=""):
         raise ValueError(f"unknown, did you mean {nearest[0]}?{hint}" if nearest else f"unknown{hint}")
 
 
+def is_bounded(bounds):
+    """Where an array of bounds of actions holds one: no infinity, nor a number that stands for it."""
+    return np.abs(bounds) < UNBOUNDED
+
+
 def check_actions(space):
-    """Raises ValueError (one line) where a Gymnasium space of actions is no Box of reals, all bounded or none."""
+    """Raises UnsupportedError (one line) where a Gymnasium space of actions is no Box of reals, all bounded or none."""
     if not (hasattr(space, "low") and np.issubdtype(space.dtype, np.floating)):
-        raise ValueError(f"actions must be a Box of floating-point numbers, this has {space}")
-    finite = np.isfinite([space.low, space.high])
-    if finite.any() and not finite.all():
-        raise ValueError(f"either all actions must have finite bounds or none, this has {space}")
+        raise UnsupportedError(f"actions must be a Box of floating-point numbers, this has {space}")
+    bounded = is_bounded([space.low, space.high])
+    if bounded.any() and not bounded.all():
+        raise UnsupportedError(f"either all actions must have finite bounds or none, this has {space}")
+
+
+def check_observations(space):
+    """Raises UnsupportedError (one line) where a Gymnasium space of observations has images or texts for the policy.
+
+    An image is a Box of 8-bit numbers with two or more dimensions. Flattened, it and a text are numbers from which no
+    MLP learns. What else a dict holds than the entry of POLICY_OBSERVATIONS does not matter.
+    """
+    parts = getattr(space, "spaces", None)
+    if isinstance(parts, dict):
+        chosen = [parts[name] for name in POLICY_OBSERVATIONS if name in parts]
+        parts = chosen[:1] or parts.values()
+    for part in parts or ():
+        check_observations(part)
+    if hasattr(space, "character_set"):
+        raise UnsupportedError(f"observations must be numbers, this has the text {space}")
+    if space.dtype == np.uint8 and len(space.shape) > 1:
+        raise UnsupportedError(f"observations must not be images, this has {type(space).__name__}{space.shape}")
 
 
 def flatten(obs, num_envs):
@@ -55,10 +79,10 @@ class Adapter(VectorEnv):
         """Actions are scaled from [-1, 1] to the bounds of `space`, a Gymnasium Box; without bounds they stay there."""
         self.action_space = space
         self.num_actions = int(np.prod(space.shape))
-        low = torch.as_tensor(space.low.reshape(-1).astype(np.float64))
-        high = torch.as_tensor(space.high.reshape(-1).astype(np.float64))
-        self.low = low.nan_to_num(neginf=-1.0).to(self.device)  # (U,) float64
-        self.high = high.nan_to_num(posinf=1.0).to(self.device)  # (U,) float64
+        low = space.low.reshape(-1).astype(np.float64)
+        high = space.high.reshape(-1).astype(np.float64)
+        self.low = torch.as_tensor(np.where(is_bounded(low), low, -1.0)).to(self.device)  # (U,) float64
+        self.high = torch.as_tensor(np.where(is_bounded(high), high, 1.0)).to(self.device)  # (U,) float64
 
     def to_bounds(self, action):
         """Actions (N, U) in [-1, 1] within the bounds of the Box, float64; -1 and 1 give its bounds exactly."""

@@ -20,7 +20,7 @@ if sys.platform == "linux":
 
 import envpool  # noqa: E402
 
-from envs.adapters.adapter import Adapter, check_actions, check_known, flatten  # noqa: E402
+from envs.adapters.adapter import Adapter, check_actions, check_known, check_observations, flatten  # noqa: E402
 from envs.threads import count_threads  # noqa: E402
 
 # 1 / s, of Gymnasium's MuJoCo tasks, whose control period EnvPool does not say
@@ -51,13 +51,14 @@ class EnvPool(Adapter):
 
     @staticmethod
     def check(name):
-        """Raises ValueError (one line) where EnvPool has no `name`, or one whose actions are not continuous."""
+        """Raises ValueError (one line) where EnvPool has no `name`, or where the scripts cannot learn from it."""
         check_known(name, envpool.list_all_envs())
         try:
             spec = envpool.make_spec(name)
         except (ImportError, RuntimeError, ValueError) as error:  # a library or a file that the task needs is missing
             raise ValueError(str(error).splitlines()[0]) from error
         check_actions(spec.gymnasium_action_space)
+        check_observations(spec.gymnasium_observation_space)
         if "camera" in getattr(spec.gymnasium_observation_space, "spaces", {}):  # mjlab's
             raise ValueError("its policy also observes camera, of which the scripts would see nothing")
 

@@ -11,7 +11,7 @@ import torch
 from gymnasium.vector import AutoresetMode
 from gymnasium.wrappers import FilterObservation, FlattenObservation
 
-from envs.adapters.adapter import POLICY_OBSERVATIONS, Adapter, check_actions, check_known
+from envs.adapters.adapter import POLICY_OBSERVATIONS, Adapter, check_actions, check_known, check_observations
 from envs.imports import import_module
 
 OWN = "gymnasium:my_package:MyEnv-v0, where my_package registers MyEnv-v0"
@@ -26,6 +26,23 @@ def flat(env):
     return FlattenObservation(env)
 
 
+def make_for_films(name):
+    """One environment, and the arguments with which it can be drawn: none where it offers no such mode.
+
+    Some say in their metadata that they draw, but take no argument `render_mode`.
+    """
+    env = gymnasium.make(name)
+    if "rgb_array" not in env.metadata.get("render_modes", []):
+        return env, {}
+    drawing = {"render_mode": "rgb_array"}
+    try:
+        return gymnasium.make(name, **drawing), drawing
+    except TypeError as error:
+        if "render_mode" not in str(error):
+            raise
+    return env, {}
+
+
 class Gymnasium(Adapter):
     """Environments of Gymnasium's registry, vectorised by Gymnasium's SyncVectorEnv: one after the other, in-process.
 
@@ -37,7 +54,7 @@ class Gymnasium(Adapter):
 
     @staticmethod
     def check(name):
-        """Raises ValueError (one line) where `name` is not registered, or has actions that are not continuous."""
+        """Raises ValueError (one line) where `name` is not registered, or where the scripts cannot learn from it."""
         package, colon, registered = name.rpartition(":")
         if colon:
             import_module(package)
@@ -53,16 +70,14 @@ class Gymnasium(Adapter):
             raise ValueError((str(error) or repr(error)).splitlines()[0]) from error
         env.close()
         check_actions(env.action_space)
+        check_observations(env.observation_space)
         if flat(env).observation_space.shape is None:
             raise ValueError(f"observations must have a fixed size, this has {env.observation_space}")
 
     def __init__(self, name, num_envs, device, seed):
         super().__init__(num_envs, device, seed)
-        env = gymnasium.make(name)
+        env, drawing = make_for_films(name)
         env.close()
-        drawing = {}
-        if "rgb_array" in env.metadata.get("render_modes", []):
-            drawing["render_mode"] = "rgb_array"
         self.env = gymnasium.make_vec(
             name,
             num_envs,
@@ -75,11 +90,11 @@ class Gymnasium(Adapter):
         self.num_obs = self.env.single_observation_space.shape[0]
         self.max_episode_steps = env.spec.max_episode_steps or sys.maxsize  # without a limit it ends them itself
         period = getattr(env.unwrapped, "dt", None)  # s
-        if isinstance(period, float):
+        if isinstance(period, float) and period > 0.0:
             rate = 1.0 / period
         else:
-            rate = env.metadata.get("render_fps")  # rounded, if there is one
-        if rate:
+            rate = env.metadata.get("render_fps") or 0.0  # rounded, if there is one
+        if rate > 0.0:
             self.frame_rate = max(Fraction(rate).limit_denominator(1000), Fraction(1, 1000))
         self.obs = torch.zeros(num_envs, self.num_obs, device=self.device)
 

@@ -2,6 +2,8 @@
 
 import mujoco
 
+from envs.base import UnsupportedError
+
 # Sensors whose readings depend on geoms and materials that the compiler's `discardvisual` takes out of a model. It
 # keeps a geom that a sensor names. But a rangefinder sees every geom that has not an invisible material, the distance
 # between two bodies counts all their geoms (MuJoCo's documentation of `discardvisual` mentions only the rays), and a
@@ -27,12 +29,15 @@ def make_physics_spec(build):
 
 
 def check_structure(models):
-    """Raises ValueError unless all models [mujoco.MjModel, ...] have the same structure.
+    """Raises UnsupportedError (one line) unless all models [mujoco.MjModel, ...] have one structure and never sleep.
 
-    MuJoCo 4.0.0 does not check it when a batch takes fields from another model, and reads or writes outside of them.
+    MuJoCo 4.0.0 does not check the structure when a batch takes fields from another model, and reads or writes outside
+    of them. Which bodies sleep is not part of its state, so that a step would depend on more than state and control.
     """
     if len({model.signature for model in models}) > 1:
-        raise ValueError("the models of one engine must have the same structure, these differ")
+        raise UnsupportedError("the models of one engine must have the same structure, these differ")
+    if any(model.opt.enableflags & mujoco.mjtEnableBit.mjENBL_SLEEP.value for model in models):
+        raise UnsupportedError("the model must not have MuJoCo's flag sleep, whose bookkeeping is not part of a state")
 
 
 def find_bodies(model, names):

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from mujoco.batch import Batch, SimulationError
 
+from envs.base import UnsupportedError
 from envs.engines.models import check_structure, find_bodies, make_physics_spec
 from envs.engines.rendering import Renderer
 from envs.threads import count_threads
@@ -84,7 +85,7 @@ class MujocoCpu:
         # Views of MuJoCo's own memory, which it reads and writes.
         num_state = mujoco.mj_stateSize(first, BEFORE_WARMSTART)
         if num_state != mujoco.mj_stateSize(first, mujoco.mjtState.mjSTATE_FULLPHYSICS.value):
-            raise ValueError("the state of plugins and plastic bodies cannot be kept")
+            raise UnsupportedError("the state of plugins and plastic bodies cannot be kept")
         self._state = self._batch.state[:, :num_state]
         self._readout_state = self._readout.state[:, :num_state]
         mocap_start = mujoco.mj_stateSize(first, BEFORE_MOCAP)

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 import warp as wp
 
+from envs.base import UnsupportedError
 from envs.engines import warp_kernels
 from envs.engines.models import check_structure, find_bodies, make_physics_spec
 from envs.engines.rendering import Renderer
@@ -324,18 +325,20 @@ def find_graph_problem(device):
 
 
 def _check_supported(model):
-    """Raises ValueError (one line) for a mujoco.MjModel that this engine would not step as MuJoCo does."""
+    """Raises UnsupportedError (one line) for a mujoco.MjModel that this engine would not step as MuJoCo does."""
     num_state = mujoco.mj_stateSize(model, mujoco.mjtState.mjSTATE_FULLPHYSICS.value)
     if num_state != 1 + model.nq + model.nv + model.na:
-        raise ValueError("the state of delays and plugins cannot be kept: --engine mujoco keeps that of delays")
+        raise UnsupportedError("the state of delays and plugins cannot be kept: --engine mujoco keeps that of delays")
     if model.ntendon > 0 and np.isin(model.sensor_type, MISREAD_SENSORS).any():
-        raise ValueError("MuJoCo Warp misreads the sensors of limits in a model with tendons: --engine mujoco does not")
+        raise UnsupportedError(
+            "MuJoCo Warp misreads the sensors of limits beside tendons: --engine mujoco does not"
+        )
 
 
 def _put_models(models):
     """The models as one mjw.Model whose arrays have an entry per model where the models differ.
 
-    Raises ValueError for what worlds cannot have of their own, such as gravity or a mesh.
+    Raises UnsupportedError for what worlds cannot have of their own, such as gravity or a mesh.
     """
     options = [model.opt for model in models]
     differing = {}
@@ -350,7 +353,9 @@ def _put_models(models):
             if has_worlds and not prefix:
                 differing[field.name] = np.stack(values)
             elif field.name != "dof_length":  # which only sleeping reads, and no engine here lets worlds sleep
-                raise ValueError(f"{prefix}{field.name} differs between models: MuJoCo Warp's worlds must share it")
+                raise UnsupportedError(
+                    f"{prefix}{field.name} differs between models: MuJoCo Warp's worlds must share it"
+                )
     model = mjw.put_model(models[0], batch_sizes={name: len(models) for name in differing})
     for name, values in differing.items():
         array = getattr(model, name)

@@ -18,6 +18,7 @@ import pbt
 import ppo
 import sapg
 from envs.adapters.adapter import Adapter, flatten
+from envs.base import VectorEnv
 from envs.check import check_env
 from tests.conftest import parse, the_run, tuned
 from tests.envs import test_contract as contract
@@ -26,6 +27,7 @@ from tests.scripts.conftest import checkpoint
 
 HOPPERS = ["envpool:Hopper-v5", "gymnasium:Hopper-v5"]
 GO1 = "mjlab:Mjlab-Velocity-Flat-Unitree-Go1"
+TINY = "--no-cuda --num-envs 8 --num-steps 32 --num-minibatches 2 --hidden-sizes 16 16"
 needs_mjlab = pytest.mark.skipif(not importlib.util.find_spec("mjlab"), reason="mjlab is not installed")
 every_adapter = pytest.mark.parametrize("env_id", [*HOPPERS, pytest.param(GO1, marks=needs_mjlab)])
 every_hopper = pytest.mark.parametrize("env_id", HOPPERS)
@@ -123,11 +125,14 @@ def test_of_a_dict_the_state_or_everything():
     assert envs.make("envpool:CheetahRun-v1", 2).reset().shape == (2, 17)
 
 
-@pytest.mark.parametrize("low, high", [(-0.4, 0.4), (0.1, 0.7), (-1.0, 1e3), (1 / 3, 2 / 3), (-np.inf, np.inf)])
+@pytest.mark.parametrize(
+    "low, high", [(-0.4, 0.4), (0.1, 0.7), (-1.0, 1e3), (1 / 3, 2 / 3), (-np.inf, np.inf), (-3.4e38, 3.4e38)]
+)
 def test_scaled_actions_reach_the_bounds_exactly(low, high):
     env = Adapter(3, "cpu", 1)
     env.set_action_space(gymnasium.spaces.Box(low, high, (2, 1), np.float64))
-    low, high = np.nan_to_num([low, high], posinf=1.0, neginf=-1.0)
+    if high > 1e30:  # stands for no bound
+        low, high = -1.0, 1.0
     scaled = env.scale(torch.tensor([[-1.0, 1.0], [0.0, 0.5], [1.0, -1.0]]))
     assert env.num_actions == 2
     assert scaled.shape == (3, 2, 1)
@@ -179,7 +184,77 @@ def test_an_environment_that_a_users_package_registers(tmp_path):
         env.render(0)
 
 
+ODD = """
+import gymnasium
+import numpy as np
+from gymnasium.spaces import Box, Dict, Text
+
+class Odd(gymnasium.Env):
+    observation_space = Box(-9.0, 9.0, (2,))
+    action_space = Box(-1.0, 1.0, (1,))
+
+    def reset(self, seed=None, options=None):
+        self.t = 0
+        return self.observation_space.sample(), {}
+
+    def step(self, action):
+        self.t += 1
+        return self.observation_space.sample(), 1.0, self.t >= 4, False, {}
+
+class OnlyPromisesToDraw(Odd):
+    metadata = {"render_modes": ["rgb_array"]}
+
+    def __init__(self):  # takes no render_mode
+        pass
+
+class WithoutTime(Odd):
+    dt = 0.0
+
+class Image(Odd):
+    observation_space = Box(0, 255, (64, 64, 3), np.uint8)
+
+class Instruction(Odd):
+    observation_space = Dict({"joints": Box(-9.0, 9.0, (2,)), "goal": Dict({"text": Text(8)})})
+
+class ImageBesideState(Odd):
+    observation_space = Dict({"state": Odd.observation_space, "camera": Image.observation_space})
+
+class Blind(Odd):
+    observation_space = Box(-1.0, 1.0, (0,))
+
+class HalfBounded(Odd):
+    action_space = Box(np.array([-3.4e38, -1.0]), np.array([3.4e38, 1.0]), dtype=np.float64)
+
+for kind in (OnlyPromisesToDraw, WithoutTime, Image, Instruction, ImageBesideState, Blind, HalfBounded):
+    gymnasium.register(f"{kind.__name__}-v0", kind)
+"""
+
+
+@pytest.mark.parametrize("name", ["OnlyPromisesToDraw", "WithoutTime", "ImageBesideState"])
+def test_odd_environments_that_can_be_learned_from_train(name, tmp_path):
+    (tmp_path / "odd.py").write_text(ODD)
+    ppo.main(f"--env-id gymnasium:odd:{name}-v0 {TINY} --total-timesteps 256".split())
+    assert checkpoint(the_run())["global_step"] == 256
+    env = envs.make(f"gymnasium:odd:{name}-v0", 2)
+    assert env.num_obs == 2
+    assert env.frame_rate == VectorEnv.frame_rate
+
+
 # ---------------------------------------------------------------- refusals
+
+
+@pytest.mark.parametrize("name, what", [
+    ("Image", "Box(64, 64, 3)"), ("Instruction", "Text(1, 8"), ("Blind", "observation"), ("HalfBounded", "3.4e+38"),
+])  # fmt: skip
+def test_odd_environments_from_which_nothing_is_learned_are_refused(name, what, tmp_path, capsys):
+    (tmp_path / "odd.py").write_text(ODD)
+    with pytest.raises(SystemExit) as end:
+        ppo.main(f"--env-id gymnasium:odd:{name}-v0 {TINY} --total-timesteps 256".split())
+    assert end.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"--env-id gymnasium:odd:{name}-v0: ")
+    assert what in line
+    assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.parametrize("env_id, reason", [
@@ -197,8 +272,6 @@ def test_refused(env_id, reason, capsys):
 
 
 # ---------------------------------------------------------------- runs
-
-TINY = "--no-cuda --num-envs 8 --num-steps 32 --num-minibatches 2 --hidden-sizes 16 16"
 
 
 @every_adapter

@@ -1,6 +1,8 @@
 """evaluate.py plays what a run has learned: the same numbers as in memory, copies of scripts too, and films."""
 
+import io
 import itertools
+import math
 import pathlib
 import re
 import subprocess
@@ -164,6 +166,41 @@ def test_scores_are_those_of_first_episodes(capsys):
     evaluate.main([run, "--episodes", "3", "--no-cuda"])  # returns 1, 2, 3
     row = "| 2.00 ± 0.47 | 10.00 ± 4.71 | 4 |"
     assert capsys.readouterr().out.splitlines()[3:] == [f"| agent, 0 | {how} {row}" for how in ("sampled", "mean")]
+
+
+class OneNeverEnds(Uneven):
+    """Of three environments the first two end their episodes, after 2 and 4 steps."""
+
+    max_episode_steps = sys.maxsize
+
+    def advance(self, action):
+        reward, terminated, truncated = super().advance(action)
+        return reward, terminated & (self.number < 2), truncated
+
+
+def test_episodes_that_never_end_are_left_out_and_named(monkeypatch, capsys):
+    monkeypatch.setattr(evaluate, "MAX_STEPS", 50)
+    run = train(ppo, f"--env-id {__name__}:OneNeverEnds --total-timesteps 1024")
+    capsys.readouterr()
+    evaluate.main([run, "--episodes", "3", "--no-cuda"])
+    captured = capsys.readouterr()
+    assert captured.out.splitlines()[3] == "| agent, 0 | sampled | 1.50 ± 0.35 | 5.00 ± 3.54 | 3 |"
+    waiting, left_out = captured.err.splitlines()[:2]
+    assert "1 of 3" in waiting
+    assert "of 3 episodes 1 " in left_out
+
+
+@pytest.mark.parametrize("lengths, steps", [([20.0, math.nan], 100_000), ([20.0, 30_000.0], 300_000)])
+def test_an_evaluation_waits_ten_times_trainings_longest_episodes(lengths, steps):
+    means = torch.tensor([[0.0, 0.0], lengths, [0.0, 0.0]])
+    assert evaluate.step_limit({"rollout": [{"episodes": {"means": means}}]}) == steps
+
+
+@pytest.mark.parametrize("encoding, sign", [("ascii", "+-"), ("utf-8", "±")])
+def test_scores_are_printed_whatever_the_terminal_can_show(encoding, sign, monkeypatch):
+    file = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
+    monkeypatch.setattr(sys, "stdout", file)
+    assert evaluate.mean_and_error(torch.tensor([1.0, 3.0])) == f"2.00 {sign} 0.71"
 
 
 @torch.no_grad()

@@ -5,9 +5,12 @@ import os
 import pathlib
 import re
 import shutil
+import subprocess
+import sys
 import time
 from dataclasses import dataclass, fields
 
+import mujoco
 import pytest
 import torch
 
@@ -20,6 +23,8 @@ import harness
 import pbt
 import ppo
 import sapg
+from envs.base import VectorEnv
+from envs.engines import make_engine
 from harness import hyperparameters
 from harness.log import Log
 from tests.conftest import TINY, documents, every_script, parse, scalars, the_run, tuned, written
@@ -277,6 +282,59 @@ def test_bad_input_is_one_line_before_anything_is_created(script, flags, name, v
     assert valid in line
     assert captured.out == ""
     assert list(pathlib.Path().iterdir()) == []
+
+
+def test_a_folders_name_that_is_too_long_is_refused(capsys):
+    assert train(ppo, f"{MOAT_64} --no-cuda --total-timesteps 1 --exp-name {'x' * 300}") == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"--exp-name {'x' * 300}: ")
+
+
+def test_a_file_in_the_place_of_the_folder_of_runs_is_named(capsys):
+    pathlib.Path("runs").touch()
+    assert train(ppo, f"{MOAT_64} --no-cuda --total-timesteps 1") == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"folder {pathlib.Path.cwd()}/runs/Moat__ppo__")
+
+
+class Asleep(VectorEnv):
+    """A ball that MuJoCo may let sleep."""
+
+    num_obs, num_actions, max_episode_steps = 7, 1, 10
+
+    def __init__(self, num_envs, device, seed, engine="mujoco"):
+        super().__init__(num_envs, device, seed)
+
+        def build():
+            spec = mujoco.MjSpec()
+            spec.option.enableflags = mujoco.mjtEnableBit.mjENBL_SLEEP
+            ball = spec.worldbody.add_body()
+            ball.add_freejoint()
+            ball.add_geom(size=[0.1, 0, 0])
+            return spec
+
+        self.engine = make_engine(engine, [build], num_envs, 1, [], device)
+
+
+def test_a_model_that_no_engine_can_restore_is_refused(capsys):
+    assert train(ppo, f"--env-id {__name__}:Asleep --no-cuda --num-envs 4 --num-minibatches 2") == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"--env-id {__name__}:Asleep: ")
+    assert "sleep" in line
+
+
+@pytest.mark.parametrize("command", [
+    f"ppo.py {MOAT_64} --no-cuda --total-timesteps 1024", "evaluate.py policies/Moat --episodes 1 --no-cuda",
+])  # fmt: skip
+def test_output_that_nobody_reads_ends_in_one_line(command):
+    root = pathlib.Path(ppo.__file__).parent
+    script, *flags = command.replace("policies", f"{root}/policies").split()
+    reading, writing = os.pipe()
+    os.close(reading)
+    process = subprocess.run([sys.executable, root / script, *flags], stdout=writing, stderr=subprocess.PIPE)
+    os.close(writing)
+    assert process.returncode == 2
+    assert len(process.stderr.splitlines()) == 1
 
 
 # ---------------------------------------------------------------- what README and docs/ promise
