@@ -27,6 +27,7 @@ from torch.distributions import Normal, kl_divergence
 MAX_STD = 2.0  # of an action: the environment clamps actions, so that more and more noise would cost nothing
 MAX_LOG_RATIO = 20.0  # bound on log(pi_new / pi_old), against overflow; no useful ratio comes near it
 LEADER = 0  # SAPG 4.3: agent 0, which acts in the first n environments, also learns from the others' data
+PATIENCE = 5.0  # EPO: mean number of episodes after which a generation does not wait for others that may never end
 
 
 @dataclass
@@ -398,12 +399,20 @@ class FitnessTracker(nn.Module):
         self.scores = torch.where(finished, episode["objective"].view_as(self.scores), self.scores)
         self.episodes += finished
 
+    def episodes_per_environment(self):
+        """Mean number of such episodes that have finished in an environment."""
+        return harness.average(self.episodes.mean())
+
+    def judged_share(self):
+        """Share of each agent's environments that have a score (A,)."""
+        return harness.average((self.episodes > 0).float().mean(1))
+
     def fitness(self):
-        """Mean score (A,); NaN where fewer than 90 % of the agent's environments have one."""
-        judged = (self.episodes > 0).float()
-        share = harness.average(judged.mean(1))
-        score = harness.average((self.scores * judged).mean(1)) / share
-        return torch.where(share >= 0.9, score, float("nan"))
+        """Mean score (A,); NaN where fewer than 90 % of the agent's environments have one, after PATIENCE half."""
+        share = self.judged_share()
+        score = harness.average((self.scores * (self.episodes > 0)).mean(1)) / share
+        least = 0.5 if self.episodes_per_environment() >= PATIENCE else 0.9
+        return torch.where(share >= least, score, float("nan"))
 
     def restart(self):
         """From here on only episodes that begin later count."""
@@ -411,15 +420,21 @@ class FitnessTracker(nn.Module):
         self.fresh.zero_()
 
 
-def fitness_spread(fitness, floor):
-    """The followers' max - min, and its scale: |median|, but at least `floor`, since any gap exceeds a median of 0."""
+def fitness_spread(fitness, floor, episodes_since_generation):
+    """The followers' max - min, and its scale: |median|, but at least `floor`, since any gap exceeds a median of 0.
+
+    NaN while some follower's fitness is not known; after PATIENCE two parents and one to replace are enough.
+    """
     followers = fitness[LEADER + 1 :]
-    return followers.max() - followers.min(), followers.quantile(0.5).abs().clamp(min=floor)
+    known = followers[followers.isfinite()]
+    if len(known) < (3 if episodes_since_generation >= PATIENCE else len(followers)):
+        return torch.full_like(fitness[:2], float("nan"))
+    return known.max() - known.min(), known.quantile(0.5).abs().clamp(min=floor)
 
 
 def generation_is_due(gap, scale, episodes_since_generation, generation, args):
     """EPO Eq. 3: max - min > gamma * scale; or, with --ga-interval, whether enough episodes have finished."""
-    if gap.isnan():  # some follower's fitness is not known yet
+    if gap.isnan():  # too few followers' fitness is known yet
         return False
     if generation == 0 and episodes_since_generation < args.ga_warmup:
         return False
@@ -432,11 +447,14 @@ def generation_is_due(gap, scale, episodes_since_generation, generation, args):
 def genetic_algorithm_step(latents, fitness, optimizer, args):
     """One generation. latents: Parameter (A, L), edited in place; fitness (A,). The leader is exempt.
 
+    So are followers whose fitness is not known (NaN): they are neither parents nor replaced.
     Returns [(child, parent, parent), ...], the ids of the replaced followers and of their parents.
     """
     # 1. Selection: the fittest followers are elites, the others are replaced
-    order = LEADER + 1 + fitness[LEADER + 1 :].argsort(descending=True, stable=True)  # (A - 1,)
-    num_elites = args.num_elites or args.num_agents - 2
+    order = LEADER + 1 + fitness[LEADER + 1 :].argsort(descending=True, stable=True)
+    order = order[fitness[order].isfinite()]  # (A - 1,) where all are known
+    unknown = args.num_agents - 1 - len(order)
+    num_elites = max((args.num_elites or args.num_agents - 2) - unknown, 2)  # parents
     elites = order[:num_elites]
     replaced = order[num_elites:]
     adam = optimizer.state[latents]
@@ -549,9 +567,11 @@ def main(argv=None):
     for iteration in range(run.iteration + 1, args.num_iterations + 1):
         # ---------------------------------------------------------------- EPO: evolution
         fitness = tracker.fitness()  # (A,)
-        lineage_stats.complete(fitness)
-        gap, scale = fitness_spread(fitness, getattr(env, "fitness_floor", 1.0))
-        episodes_since_generation = harness.average(tracker.episodes.mean())  # per environment
+        episodes_since_generation = tracker.episodes_per_environment()
+        gap, scale = fitness_spread(fitness, getattr(env, "fitness_floor", 1.0), episodes_since_generation)
+        if not gap.isnan():
+            lineage_stats.complete(fitness)
+        judged_share = tracker.judged_share()[LEADER + 1 :].min()
         lineage = []
         evolution = {}
         if generation_is_due(gap, scale, episodes_since_generation, lineage_stats.generation, args):
@@ -676,6 +696,7 @@ def main(argv=None):
             "evolution/replaced": len(lineage),
             "evolution/fitness_gap": gap,
             "evolution/threshold": args.ga_threshold * scale,
+            "evolution/judged_share_min": judged_share,
         }
         run.checkpoint(iteration, global_step)
         run.log(iteration, global_step, logs)

@@ -27,6 +27,7 @@ from torch.distributions import Normal, kl_divergence
 
 MAX_STD = 2.0  # of an action: the environment clamps actions, so that more and more noise would cost nothing
 MAX_LOG_RATIO = 20.0  # bound on log(pi_new / pi_old), against overflow; no useful ratio comes near it
+PATIENCE = 5.0  # PBT: mean length of an episode times this: copies do not wait longer for some that may never end
 MUTATED = ("lr", "kl_threshold", "ent_coef", "gamma", "gae_lambda", "clip_coef")  # PBT: an agent's hyperparameters
 
 
@@ -259,8 +260,12 @@ class Agent(nn.ModuleList):
 
     def get_value(self, obs, agent_ids, dones, lstm_state):
         """Normalised value (T, N)."""
-        no_action = torch.zeros(*obs.shape[:2], self[0].actor.out_features, device=obs.device)  # so that none is drawn
-        return self.get_action_and_value(obs, agent_ids, dones, lstm_state, no_action)[3]
+        value = torch.zeros(obs.shape[:2], device=obs.device)
+        for k in agent_ids.unique().tolist():
+            own = agent_ids[0] == k
+            inputs = [x if x is None else x[:, own] for x in (obs, dones, lstm_state)]
+            value[:, own] = self[k].get_value(*inputs)
+        return value
 
     def get_action_and_value(self, obs, agent_ids, dones, lstm_state, action=None):
         """Action (T, N, U), its log-probability (T, N), the Normal policy, normalised value (T, N), LSTM states."""
@@ -315,17 +320,20 @@ def adapt_learning_rate(lr, kl, threshold):
 # PBT: exploit and explore
 # ----------------------------------------------------------------------------------------------------------------------
 def mutate(name, value, rate):
-    """PBT: with probability `rate`, value (of gamma and lambda: 1 - value) times or divided by U(1.1, 1.5) (DexPBT)."""
+    """PBT: with probability `rate` a new value. DexPBT's factors and limits; of gamma and lambda 1 - value changes."""
     if random.random() >= rate:
         return value
-    factor = random.uniform(1.1, 1.5) ** random.choice((-1, 1))
-    return max(1.0 - factor * (1.0 - value), 0.0) if name in ("gamma", "gae_lambda") else factor * value
+    if name in ("gamma", "gae_lambda"):
+        return max(1.0 - random.uniform(1.1, 1.2) ** random.choice((-1, 1)) * (1.0 - value), 0.0)
+    value *= random.uniform(1.1, 1.5) ** random.choice((-1, 1))
+    return min(max(value, 0.01), 0.3) if name == "clip_coef" else value
 
 
 def exploit_and_explore(agent, optimizer, fitness, rate):
-    """PBT: each of the worst 30 % copies one of the best (DexPBT) and mutates. fitness (A,) -> [(worse, better)]."""
+    """PBT: the worst 30 % each copy one of the best (DexPBT): [(worse, better)]. fitness (A,); NaN is left out."""
     groups = optimizer.param_groups
-    order = fitness.argsort(descending=True, stable=True).tolist()  # from the best to the worst
+    order = fitness.argsort(descending=True, stable=True)  # from the best to the worst
+    order = order[fitness[order].isfinite()].tolist()
     count = min(math.ceil(0.3 * len(order)), len(order) // 2)
     pairs = harness.from_rank_0([(k, random.choice(order[:count])) for k in order[len(order) - count :]])
     for worse, better in pairs:
@@ -381,16 +389,8 @@ def main(argv=None):
     device, T, N = args.device, args.num_steps, env.num_envs
     A = args.num_agents  # PBT
     agent = Agent(env.num_obs, env.num_actions, args).to(device)
-    # PBT: each agent's group of the optimizer holds its hyperparameters. Agent 0 begins with the flags, the others with
-    # mutations of them
-    flags = {
-        "lr": args.learning_rate,
-        "kl_threshold": args.kl_threshold,
-        "ent_coef": args.ent_coef,
-        "gamma": args.gamma,
-        "gae_lambda": args.gae_lambda,
-        "clip_coef": args.clip_coef,
-    }
+    # PBT: an agent's group of the optimizer has its hyperparameters: agent 0's are the flags, the others' mutations
+    flags = {**vars(args), "lr": args.learning_rate}
     rates = [0.0] + [args.mutation_rate] * (A - 1)
     initial = harness.from_rank_0([{name: mutate(name, flags[name], rate) for name in MUTATED} for rate in rates])
     groups = [{"params": network.parameters(), **own} for network, own in zip(agent, initial)]
@@ -421,17 +421,19 @@ def main(argv=None):
     # Tensors are restored in place, so change them in place; here they are views of what the next iteration begins with
     learner = {"agent": agent, "optimizer": optimizer}  # the same in every process
     rollout = {"env": env, "episodes": episodes, "obs": obs[0], "dones": dones[0], "lstm_state": lstm_states[0]}
-    # PBT
-    learner["last_copy"] = last_copy
-    rollout["objectives"] = objectives
+    learner["last_copy"] = last_copy  # PBT
+    rollout["objectives"] = objectives  # PBT
     run = harness.Run(args, learner, rollout, saved)
     global_step = run.global_step
     for iteration in range(run.iteration + 1, args.num_iterations + 1):
         # ---------------------------------------------------------------- PBT: exploit and explore
+        overdue = global_step - last_copy.item() >= PATIENCE * args.num_envs * episodes.means[1].nanmean()
         judged = harness.average((~objectives.isnan()).float().view(A, -1).mean(1))  # share of environments (A,)
         fitness = harness.average(objectives.nan_to_num().view(A, -1).mean(1)) / judged
+        fitness[judged < (0.5 if overdue else 0.9)] = math.nan
+        enough = fitness.isfinite().sum() >= (min(A, 2) if overdue else A)
         pairs = []
-        if global_step >= max(args.pbt_start, last_copy.item() + args.pbt_interval) and (judged >= 0.9).all():
+        if enough and global_step >= max(args.pbt_start, last_copy.item() + args.pbt_interval):
             pairs = exploit_and_explore(agent, optimizer, fitness, args.mutation_rate)
             objectives.fill_(math.nan)
             last_copy.fill_(global_step)
@@ -451,8 +453,7 @@ def main(argv=None):
                 dones[t + 1] = terminated[t] | truncated
                 next_obs[t] = torch.where(dones[t + 1][:, None], info["final_obs"], obs[t + 1])
                 episodes.record(info["episode"])
-                # PBT: of episodes that began after the last copies
-                fresh = info["episode"]["done"] & (info["episode"]["length"] <= steps_since_copy + t + 1)
+                fresh = info["episode"]["done"] & (info["episode"]["length"] <= steps_since_copy + t + 1)  # PBT
                 objectives.copy_(torch.where(fresh, info["episode"]["objective"], objectives))
             values[T] = agent.get_value(obs[T:], agent_ids, dones[T:], lstm_states[T:])
             steps, columns = (dones[1:] & ~terminated).nonzero(as_tuple=True)  # where an episode was truncated
@@ -467,11 +468,9 @@ def main(argv=None):
         update_start = time.perf_counter()
         raw_values = agent.value_rms.denormalize(values)
         next_values = torch.where(dones[1:], agent.value_rms.denormalize(final_values), raw_values[1:]) * ~terminated
-        # PBT: each column's own gamma and lambda (N,)
-        gamma, gae_lambda = (
-            torch.tensor([own[name] for own in optimizer.param_groups], device=device).repeat_interleave(N // A)
-            for name in ("gamma", "gae_lambda")
-        )
+        groups = optimizer.param_groups  # PBT: each column has its agent's own gamma and lambda (N,)
+        gamma = torch.tensor([own["gamma"] for own in groups], device=device).repeat_interleave(N // A)
+        gae_lambda = torch.tensor([own["gae_lambda"] for own in groups], device=device).repeat_interleave(N // A)
         advantages = compute_gae(rewards, raw_values[:-1], next_values, dones[1:], gamma, gae_lambda)
         returns = advantages + raw_values[:-1]
         explained_variance = 1 - advantages.var() / returns.var()
@@ -540,13 +539,14 @@ def main(argv=None):
             "charts/reward_per_step": rewards.mean() / args.reward_scale,
             "charts/action_std": action_std[0],
             "charts/action_std_max": action_std.max(),
-            "charts/learning_rate": sum(group["lr"] for group in optimizer.param_groups) / A,
+            "charts/learning_rate": sum(group["lr"] for group in groups) / A,
             **losses,
             "losses/approx_kl": kls,
             "losses/explained_variance": explained_variance,
             **harness.population_scalars(agent, episodes),  # PBT
-            **{f"pbt/{name}_min": min(group[name] for group in optimizer.param_groups) for name in MUTATED},
-            **{f"pbt/{name}_max": max(group[name] for group in optimizer.param_groups) for name in MUTATED},
+            **{f"pbt/{name}_min": min(group[name] for group in groups) for name in MUTATED},
+            **{f"pbt/{name}_max": max(group[name] for group in groups) for name in MUTATED},
+            "pbt/judged_share_min": judged.min(),
             "perf/rollout_s": update_start - rollout_start,
             "perf/update_s": time.perf_counter() - update_start,
         }

@@ -97,16 +97,17 @@ class LineageStats:
         self.completed = []  # of the last 1,000: (child's fitness, that of the agent it replaced, mean of its parents')
 
     def complete(self, fitness):
-        """fitness (A,): once it is known for all followers (not NaN), the pending children have theirs."""
-        if not fitness[LEADER + 1 :].isfinite().all():
-            return
-        fitness = fitness - fitness[LEADER + 1 :].mean()
-        self.completed += [(fitness[child].item(), *before) for child, before in self.pending.items()]
-        self.completed, self.pending = self.completed[-1_000:], {}
+        """The pending children have the first fitness (A,) that a generation may go by; NaN: it is not known."""
+        relative = (fitness - fitness[LEADER + 1 :].nanmean()).tolist()
+        for child, before in self.pending.items():
+            if math.isfinite(relative[child]):
+                self.completed.append((relative[child], *before))
+        self.completed = self.completed[-1_000:]
+        self.pending = {}
 
     def record(self, lineage, fitness):
         """lineage: [(child, parent, parent), ...]; fitness (A,) that they were selected by. Returns the log's text."""
-        relative = fitness - fitness[LEADER + 1 :].mean()
+        relative = fitness - fitness[LEADER + 1 :].nanmean()
         self.pending.update({c: (relative[c].item(), relative[[i, j]].mean().item()) for c, i, j in lineage})
         self.generation += 1
         children = "; ".join(f"{child} <- {i}, {j}" for child, i, j in lineage)

@@ -2,6 +2,7 @@
 
 import math
 import os
+import sys
 import time
 from datetime import timedelta
 
@@ -12,6 +13,9 @@ import torch
 from tensorboard.compat.proto.summary_pb2 import Summary
 from torch.utils.tensorboard import SummaryWriter
 
+MIN_LEARNING_RATE = 1e-6  # of the scripts' adapt_learning_rate
+LOW_RATE_ITERATIONS = 100  # at the minimum, after which a line says so
+NO_GENERATION_ITERATIONS = 500  # without a generation of EPO, after which a line says so
 SPEED_WINDOW = 60.0  # seconds over which charts/SPS is measured
 TIME_LEFT_WINDOW = 600.0  # seconds; longer, so that the time left is steady
 
@@ -39,6 +43,9 @@ class Log:
         rows = "\n".join(f"|{key}|{value}|" for key, value in vars(args).items())
         self.writer.add_text("hyperparameters", f"|flag|value|\n|-|-|\n{rows}", global_step)
         self.clock = [(time.monotonic(), global_step)]  # of the last ten minutes' iterations, or of the one before
+        self.low_rate_iterations = 0  # so many in a row had the minimal learning rate
+        self.generation = None
+        self.generation_iterations = 0  # so many had this generation
 
     def write(self, global_step, numbers, others):
         """Log numbers, name -> float, and others, name -> list (a histogram), image or text; print a line."""
@@ -61,6 +68,9 @@ class Log:
         total_steps = self.args.num_iterations * self.args.num_envs * self.args.num_steps
         left = timedelta(seconds=int((total_steps - global_step) / self.steps_per_second(TIME_LEFT_WINDOW)))
         print(f"{global_step:>10,} steps | {describe(numbers, by_gap)} | {speed:,.0f}/s | {left} left", flush=True)
+        self.warn_of_low_rate(numbers)
+        if "evolution/generation" in numbers:
+            self.warn_of_no_generation(numbers, by_gap)
 
     def steps_per_second(self, seconds):
         """Environment steps per second over the last so many seconds, or over the last iteration if that is longer."""
@@ -68,6 +78,34 @@ class Log:
         recent = [entry for entry in self.clock[:-1] if last_time - entry[0] < seconds]
         first_time, first_step = recent[0] if recent else self.clock[-2]
         return (last_step - first_step) / max(last_time - first_time, 1e-9)
+
+    def warn_of_low_rate(self, numbers):
+        """Say once in a row of iterations that the adaptive learning rate (in PBT every agent's) is at its minimum."""
+        adaptive = getattr(self.args, "kl_threshold", 0.0) > 0.0
+        low = adaptive and numbers["charts/learning_rate"] < 1.01 * MIN_LEARNING_RATE
+        self.low_rate_iterations = self.low_rate_iterations + 1 if low else 0
+        if self.low_rate_iterations == LOW_RATE_ITERATIONS:
+            print(
+                f"the learning rate has been at its minimum for {LOW_RATE_ITERATIONS} iterations, since every update"
+                " changes the policy too much: try a higher --kl-threshold or fewer --update-epochs",
+                file=sys.stderr,
+            )
+
+    def warn_of_no_generation(self, numbers, by_gap):
+        """Say once in each generation of EPO that the next one has not come for long, and why."""
+        if self.generation != numbers["evolution/generation"]:
+            self.generation = numbers["evolution/generation"]
+            self.generation_iterations = 0
+        self.generation_iterations += 1
+        gap = numbers["evolution/fitness_gap"]
+        waits_for_time = math.isfinite(gap) and not by_gap
+        if self.generation_iterations != NO_GENERATION_ITERATIONS or waits_for_time:
+            return
+        if math.isfinite(gap):
+            reason = f"a fitness gap of {gap:.2g} where {numbers['evolution/threshold']:.2g} is needed (--ga-threshold)"
+        else:
+            reason = f"a follower with {numbers['evolution/judged_share_min']:.0%} of its environments judged"
+        print(f"no generation for {NO_GENERATION_ITERATIONS} iterations: {reason}", file=sys.stderr)
 
     def write_film(self, path, global_step):
         """Show a .gif among TensorBoard's images."""

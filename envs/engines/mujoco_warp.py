@@ -330,9 +330,7 @@ def _check_supported(model):
     if num_state != 1 + model.nq + model.nv + model.na:
         raise UnsupportedError("the state of delays and plugins cannot be kept: --engine mujoco keeps that of delays")
     if model.ntendon > 0 and np.isin(model.sensor_type, MISREAD_SENSORS).any():
-        raise UnsupportedError(
-            "MuJoCo Warp misreads the sensors of limits beside tendons: --engine mujoco does not"
-        )
+        raise UnsupportedError("MuJoCo Warp misreads the sensors of limits beside tendons: --engine mujoco does not")
 
 
 def _put_models(models):

@@ -599,7 +599,7 @@ def test_epo_eq_3_when_fitness_has_spread(followers, gamma):
     floor = 0.5
     difference, median = max(followers) - min(followers), statistics.median(followers)
     for master in (-1000, 1000):
-        gap, unit = epo.fitness_spread(fitness_of(master, *followers), floor)
+        gap, unit = epo.fitness_spread(fitness_of(master, *followers), floor, 1.0)
         assert gap.item() == difference
         assert unit.item() == (median if median > floor else max(abs(median), floor))
         if median > floor:
@@ -619,12 +619,14 @@ def test_epo_eq_3_has_the_tasks_own_floor(train, monkeypatch, floor, fires):
     ((9, 2, 2, 3), 2.0, 0, dict(ga_threshold=0.5), False), ((9, 1.99, 2, 3), 2.0, 0, dict(ga_threshold=0.5), True),
     ((math.nan, 2, 2.5, 3), 2.0, 0, dict(), True),  # the master's fitness is not waited for
     ((9, 2, math.nan, 3), 2.0, 0, dict(ga_interval=1), False),
+    ((9, 2, 2.5, math.nan, 3), 5.0, 0, dict(), True), ((9, 2, 2.5, math.nan, 3), 4.99, 0, dict(), False),  # patience
+    ((9, 2, math.nan, 3), 9.0, 0, dict(), False),  # two parents and one to replace are needed
     ((9, 2, 2, 2), 4.0, 1, dict(ga_interval=4), True), ((9, 2, 2, 3), 3.99, 1, dict(ga_interval=4), False),
 ])  # fmt: skip
 def test_epo_eq_3_and_when_a_generation_is_due(fitness, episodes, generation, flags, due):
     """EPO Eq. 3: ">", not ">="; or fixed intervals, in which it has no say. epo.py: generation_is_due."""
     args = SimpleNamespace(**{"ga_warmup": 2, "ga_interval": 0, "ga_threshold": 0.3, **flags})
-    gap, median = epo.fitness_spread(fitness_of(*fitness), 0.01)
+    gap, median = epo.fitness_spread(fitness_of(*fitness), 0.01, episodes)
     assert bool(epo.generation_is_due(gap, median, torch.tensor(episodes), generation, args)) == due
 
 
@@ -633,7 +635,7 @@ def fitness_and_lineage(run):
     since the last generation, and the new generation.
 
     Fitness is the mean over the agent's environments, of their latest episode that began after the last generation;
-    known once nine in ten have one.
+    known once nine in ten have one, or half after five episodes per environment.
     """
     args, lineages = run.args, {generation.iteration: generation.lineage for generation in run.generations}
     n = args.num_envs // args.num_agents
@@ -641,7 +643,8 @@ def fitness_and_lineage(run):
     for k in range(args.num_iterations):
         scores = [[x for x in score[i * n :][:n] if x is not None] for i in range(args.num_agents)]
         lineage = lineages.get(k, [])
-        yield [mean(own) if len(own) >= 0.9 * n else math.nan for own in scores], episodes, lineage
+        least = 0.5 if episodes >= 5.0 else 0.9
+        yield [mean(own) if len(own) >= least * n else math.nan for own in scores], episodes, lineage
         if lineage:
             last = run.steps[k * args.num_steps - 1]
             score, whole, episodes = [None] * args.num_envs, (last.terminated | last.truncated).tolist(), 0.0
@@ -704,6 +707,15 @@ def evolve(fitness=FITNESS, num_elites=3, crossover="average", mutation_std=0.0,
     result = SimpleNamespace(before=before, after=after, state=state, lineage=lineage)
     result.latents, result.optimizer = latents, optimizer
     return result
+
+
+def test_who_is_not_judged_is_neither_a_parent_nor_replaced():
+    """Ours: NaN takes no part in a generation. epo.py: genetic_algorithm_step."""
+    for seed in range(20):
+        run = evolve(fitness_of(-100, 3, math.nan, 5, 2, 4), num_elites=None, seed=seed)
+        ((child, *parents),) = run.lineage
+        assert child == 4
+        assert set(parents) < {1, 3, 5}
 
 
 @pytest.mark.parametrize("leader", [-100, 100])

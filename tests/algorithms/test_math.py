@@ -231,6 +231,49 @@ def test_fitness_is_known_from_nine_tenths_of_the_environments(n):
         assert per_agent(fitness) == [known, NOT_KNOWN]
 
 
+@pytest.mark.parametrize("judged, known", [(4, NOT_KNOWN), (5, 1.0)])
+def test_after_five_episodes_per_environment_half_are_enough(judged, known):
+    fitness = epo.FitnessTracker(20, 2, "cpu")  # ten environments each, the first agent's finish all episodes
+    everybody = range(10 + judged)
+    for _ in range(100 // len(everybody)):  # just below 5 on average over all 20
+        record(fitness, everybody, everybody, [1] * 20)
+    record(fitness, NOBODY, everybody[: 99 % len(everybody)], [1] * 20)
+    assert per_agent(fitness) == [1.0, NOT_KNOWN]
+    record(fitness, NOBODY, everybody, [1] * 20)
+    assert per_agent(fitness) == [1.0, known]
+
+
+@pytest.mark.parametrize("share", [0.05, 0.3])
+def test_environments_that_never_end_do_not_stop_the_evolution_and_a_child_is_judged_as_the_others(share):
+    """Good episodes are long, all followers are equally good: the first child differs from the others by luck alone."""
+    num_agents, n = 8, 16
+    generator = torch.Generator().manual_seed(0)
+    relative = []
+    for _ in range(60):
+        fitness = epo.FitnessTracker(num_agents * n, num_agents, "cpu")
+        length = torch.zeros(num_agents * n)
+        begins = torch.ones(num_agents * n, dtype=torch.bool)
+        endless = torch.rand(num_agents * n, generator=generator) < share
+        worst = None
+        for _ in range(2):
+            gap = torch.tensor(math.nan)
+            while gap.isnan():
+                length = torch.where(begins, 1.0, length + 1.0)
+                ends = (torch.rand(num_agents * n, generator=generator) < 0.1) & ~endless
+                fitness.record(begins, {"done": ends, "objective": length})
+                begins = ends
+                scores = fitness.fitness()
+                gap, _ = epo.fitness_spread(scores, 1.0, fitness.episodes_per_environment())
+            child = worst
+            worst = 1 + scores[1:].nan_to_num(math.inf).argmin().item()
+            fitness.restart()
+        if scores[child].isfinite():
+            relative.append((scores[child] / scores[1:].nanmean()).item())
+    relative = torch.tensor(relative)
+    assert len(relative) > 50
+    assert (relative.mean() - 1.0).abs() < 3.0 * relative.std() / math.sqrt(len(relative))
+
+
 def test_luck_alone_does_not_tell_a_child_from_the_other_followers():
     """All are equally good, and good episodes are long: an episode goes on with probability 0.9 and scores its length.
 
@@ -267,9 +310,6 @@ def test_lineage_counts_from_the_followers_mean():
     text = stats.record([(1, 3, 4), (2, 4, 3)], before)
     assert text == "1: 1 <- 3, 4; 2 <- 4, 3; fitness 100 1 2 3 6"
     assert sorted(stats.pending) == [1, 2]
-    stats.complete(before + torch.tensor([0.0, 12.0, 10.0, math.nan, 8.0]))  # not known yet
-    assert not stats.completed
-    assert stats.pending
     stats.complete(before + torch.tensor([0.0, 12.0, 10.0, 10.0, 8.0]))  # 13, 12, 13, 14: mean 13
     assert stats.completed == [(0.0, -2.0, 1.5), (-1.0, -1.0, 1.5)]
     assert not stats.pending
@@ -277,6 +317,14 @@ def test_lineage_counts_from_the_followers_mean():
     assert scalars["evolution/child_success"] == 0.5  # the second did no better than whom it replaced
     assert math.isnan(scalars["evolution/heritability"])
     assert stats.generation == 1
+
+
+def test_lineage_leaves_out_whose_fitness_is_not_known():
+    stats = epo.harness.LineageStats()
+    stats.record([(1, 3, 4), (2, 4, 3)], torch.tensor([100.0, 1.0, math.nan, 3.0, 8.0]))  # followers' mean 4
+    stats.complete(torch.tensor([100.0, 5.0, math.nan, 1.0, 3.0]))  # mean 3
+    assert stats.completed == [(2.0, -3.0, 1.5)]
+    assert not stats.pending
 
 
 # ---------------------------------------------------------------- the papers' tables

@@ -63,14 +63,23 @@ def test_each_of_the_worst_30_percent_rounded_up_copies_one_of_the_best(fitness,
     assert {better for pairs in trials for _, better in pairs} == best
 
 
+def test_who_is_not_judged_neither_copies_nor_is_copied():
+    networks = [torch.nn.Linear(1, 1) for _ in range(5)]
+    optimizer = torch.optim.Adam([{"params": x.parameters(), **dict.fromkeys(pbt.MUTATED, 0.5)} for x in networks])
+    fitness = torch.tensor([3.0, math.nan, 1.0, 2.0, math.nan])
+    assert pbt.exploit_and_explore(networks, optimizer, fitness, 0.0) == [(2, 0)]
+
+
 @pytest.mark.parametrize("name, value, up, down", [
     ("lr", 3e-4, 3.75e-4, 2.4e-4), ("kl_threshold", 0.016, 0.02, 0.0128), ("clip_coef", 0.2, 0.25, 0.16),
     ("ent_coef", -0.01, -0.0125, -0.008), ("ent_coef", 0.0, 0.0, 0.0),
-    ("gamma", 0.99, 0.9875, 0.992), ("gae_lambda", 0.95, 0.9375, 0.96), ("gae_lambda", 0.1, 0.0, 0.28),
+    ("clip_coef", 0.25, 0.3, 0.2), ("clip_coef", 0.012, 0.015, 0.01),  # DexPBT: between 0.01 and 0.3
+    ("gamma", 0.99, 0.988, 0.991666667), ("gae_lambda", 0.95, 0.94, 0.958333333), ("gae_lambda", 0.1, 0.0, 0.25),
 ])  # fmt: skip
 def test_a_mutation_multiplies_or_divides(name, value, up, down, monkeypatch):
-    """By a factor of 1.1 to 1.5, here 1.25; of gamma and lambda it is the distance from 1, at most 1."""
-    monkeypatch.setattr(random, "uniform", lambda low, high: 1.25 if (low, high) == (1.1, 1.5) else math.nan)
+    """By a factor of 1.1 to 1.5, here 1.25; the distances of gamma and lambda from 1 by 1.1 to 1.2, here 1.2."""
+    factors = {(1.1, 1.5): 1.25, (1.1, 1.2): 1.2}
+    monkeypatch.setattr(random, "uniform", lambda low, high: factors[low, high])
     monkeypatch.setattr(random, "random", lambda: 0.25)
     assert pbt.mutate(name, value, 0.25) == value
     assert {round(pbt.mutate(name, value, 0.26), 9) for _ in range(60)} == {round(up, 9), round(down, 9)}

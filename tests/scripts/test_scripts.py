@@ -1,6 +1,7 @@
 """The scripts as people run them: what they print, what they write, what they refuse; and that PPO learns."""
 
 import importlib.util
+import math
 import os
 import pathlib
 import re
@@ -92,9 +93,55 @@ def epos_line(tmp_path, capsys):
     agents = {"charts/leader_objective": 1234.56, "charts/leader_age": 12, "population/objective_median": 1234.56}
     generation = {"evolution/generation": 123, "evolution/fitness_gap": 0.123, "evolution/threshold": 12.3}
     capsys.readouterr()
-    log.write(45_678_912, {"charts/reward_per_step": -12.3456, **agents, **generation}, {})
+    log.write(
+        45_678_912, {"charts/reward_per_step": -12.3456, "charts/learning_rate": 3e-4, **agents, **generation}, {}
+    )
     log.close()
     return capsys.readouterr().out.rstrip()
+
+
+@pytest.fixture
+def log_of_epo(tmp_path, capsys):
+    """write(iterations, name=number): so many iterations with these numbers. Returns the lines of standard error."""
+    log = Log(str(tmp_path), parse(epo, "--no-cuda --env-id Moat --num-agents 64"), 0)
+    log.generation = 0
+    numbers = {
+        "charts/leader_objective": 1.0,
+        "charts/reward_per_step": 1.0,
+        "charts/learning_rate": 3e-4,
+        "population/objective_median": 1.0,
+        "evolution/generation": 0,
+        "evolution/fitness_gap": 0.1,
+        "evolution/threshold": 0.3,
+        "evolution/judged_share_min": 0.4,
+    }
+
+    def write(iterations, **changed):
+        numbers.update({key.replace("__", "/"): value for key, value in changed.items()})
+        for _ in range(iterations):
+            log.write(log.clock[-1][1] + 1, numbers, {})
+        return capsys.readouterr().err.splitlines()
+
+    yield write
+    log.close()
+
+
+def test_one_line_says_that_the_learning_rate_is_stuck_at_its_minimum(log_of_epo):
+    assert log_of_epo(99, charts__learning_rate=1e-6) == []
+    assert log_of_epo(1, charts__learning_rate=2e-6) == []
+    assert log_of_epo(99, charts__learning_rate=1e-6) == []
+    (line,) = log_of_epo(200)
+    assert "100 iterations" in line
+    assert "--kl-threshold" in line
+
+
+def test_one_line_says_why_no_generation_comes(log_of_epo):
+    (line,) = log_of_epo(600)
+    assert "500 iterations" in line
+    assert "0.3" in line
+    assert log_of_epo(499, evolution__generation=1, evolution__fitness_gap=math.nan) == []
+    (line,) = log_of_epo(1)
+    assert "40%" in line
 
 
 def test_a_line_has_at_most_120_columns(epos_line):
