@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import torch
 
-from envs.tasks.allegro_kuka import OBJECT, AllegroKukaRegrasping, AllegroKukaReorientation
+from envs.tasks.allegro_kuka import NEAR_FACTOR, OBJECT, AllegroKukaRegrasping, AllegroKukaReorientation
 from envs.tasks.allegro_kuka_grasp_search import GraspSearch, HeldStates
 from envs.tasks.allegro_kuka_relative_targets import RelativeHandTargets
 
@@ -55,19 +55,20 @@ class StartCurriculum:
     """Draws the kinds of start with which goals begin: what is within reach first, then what is still left to learn.
 
     A kind's weight is (p + UNSOLVED) (1 - p)^4 times its factor, for the share p of its recent goals that were reached.
+    Some goals begin with the object near enough to them, so that a hand that stands still reaches them. They count in
+    p, but not in `moved_share`, which is for the log alone.
     """
 
-    def __init__(self, starts, device):
+    def __init__(self, starts, num_envs, device):
         self.factor = torch.tensor([start.factor for start in starts], device=device)
         self.solved_share = torch.full((len(starts),), 0.5, device=device)
+        self.moved_share = self.solved_share.clone()
+        self.began_near = torch.zeros(num_envs, dtype=torch.bool, device=device)  # whether the present goal did
 
     def record(self, kind, ended, reached):
         """Count the goals of ended (N,) bool, of which reached (N,) bool. kind (N,): that they began with."""
-        kinds = torch.arange(len(self.solved_share), device=kind.device)
-        ended = ended[:, None] & (kind[:, None] == kinds)
-        count = ended.sum(0)
-        successes = (ended & reached[:, None]).sum(0)
-        self.solved_share = self.solved_share + (successes - count * self.solved_share) / (count + RECENT)
+        self.solved_share = count_in(self.solved_share, kind, ended, reached)
+        self.moved_share = count_in(self.moved_share, kind, ended & ~self.began_near, reached)
 
     def weights(self):
         return (self.solved_share + UNSOLVED) * (1.0 - self.solved_share).pow(4) * self.factor
@@ -78,10 +79,21 @@ class StartCurriculum:
         return (self.weights() * possible / exponential).argmax(1)
 
     def state_dict(self):
-        return {"solved_share": self.solved_share.clone()}
+        return {name: getattr(self, name).clone() for name in ("solved_share", "moved_share", "began_near")}
 
     def load_state_dict(self, state):
-        self.solved_share.copy_(state["solved_share"])
+        """Restore what `state_dict` returned; older states have only the solved share."""
+        for name, value in state.items():
+            getattr(self, name).copy_(value)
+
+
+def count_in(share, kind, ended, reached):
+    """Shares (kinds,) of recent goals that were reached, after those of ended (N,) bool, of which reached (N,) bool."""
+    kinds = torch.arange(len(share), device=kind.device)
+    ended = ended[:, None] & (kind[:, None] == kinds)
+    count = ended.sum(0)
+    successes = (ended & reached[:, None]).sum(0)
+    return share + (successes - count * share) / (count + RECENT)
 
 
 class HeldStarts:
@@ -100,7 +112,7 @@ class HeldStarts:
         held = [start.name for start in self.starts if start.held]
         num_qpos = self.engine.qpos.shape[1]
         self.held_states = HeldStates(held, num_envs, num_qpos, self.num_joints, self.device)
-        self.start_curriculum = StartCurriculum(self.starts, self.device)
+        self.start_curriculum = StartCurriculum(self.starts, num_envs, self.device)
         self.kind = self.zeros(dtype=torch.long).fill_(names.index("original"))  # of start, index into `starts`
         # the table as tensors, (kinds,)
         self.may_be_first = self.constant([start.first for start in self.starts], torch.bool)
@@ -158,7 +170,10 @@ class HeldStarts:
         self.lifted = torch.where(held, lifted, self.lifted)
         self.bring_goal_nearer(lifted)
         self.closest_fingertip = torch.where(held[:, None], self.fingertip_distance(), self.closest_fingertip)
-        self.closest_keypoint = torch.where(mask, self.keypoint_distance(), self.closest_keypoint)
+        keypoint_distance = self.keypoint_distance()
+        self.closest_keypoint = torch.where(mask, keypoint_distance, self.closest_keypoint)
+        near = keypoint_distance <= NEAR_FACTOR * self.tolerance
+        self.start_curriculum.began_near = torch.where(mask, near, self.start_curriculum.began_near)
 
     def move_back(self, mask, share):
         """Put the objects of mask (N,) bool on the table and the robots on the way from a start pose to where they are.
@@ -190,8 +205,12 @@ class HeldStarts:
 
     def metrics(self):
         shares = self.start_curriculum.solved_share.clone()
-        solved = {f"solved_from_{start.name}": share for start, share in zip(self.starts, shares)}
-        return {**super().metrics(), **solved}
+        metrics = super().metrics()
+        metrics.update({f"solved_from_{start.name}": share for start, share in zip(self.starts, shares)})
+        for start, share in zip(self.starts, self.start_curriculum.moved_share.clone()):
+            if start.lifted:  # its goals are brought nearer
+                metrics[f"moved_from_{start.name}"] = share
+        return metrics
 
 
 class AllegroKukaRegraspingHeldStarts(HeldStarts, RelativeHandTargets, AllegroKukaRegrasping):

@@ -265,7 +265,7 @@ def test_starts_do_not_depend_on_relative_targets():
 
 
 def test_weights_of_kinds():
-    curriculum = StartCurriculum(STARTS, "cpu")
+    curriculum = StartCurriculum(STARTS, 4, "cpu")
     factors = torch.tensor([1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 3.0, 1.0, 0.2, 0.2, 0.15])
     torch.testing.assert_close(curriculum.weights(), 0.031875 * factors, atol=0.0, rtol=1e-6)  # at first 0.5 everywhere
     curriculum.solved_share.copy_(SHARES)
@@ -310,6 +310,28 @@ def test_a_success_counts_for_the_kind_that_its_goal_began_with():
     torch.testing.assert_close(env.start_curriculum.solved_share, expected)
     logged = env.metrics()
     assert [logged[f"solved_from_{name}"] for name in NAMES] == env.start_curriculum.solved_share.tolist()
+
+
+def test_goals_that_begin_reached_are_left_out_of_the_share_that_was_moved():
+    env, held = make("high")
+    object_position = env.engine.body_pos[:, task.OBJECT]
+    near = (env.goal[:, :3] - object_position).norm(dim=1) <= 1.5 * 0.075
+    assert torch.equal(env.start_curriculum.began_near[held], near[held])
+    assert 0.2 < near[held].float().mean() < 0.8
+    env.shortened.fill_(False)
+    env.episode_length.fill_(1)
+    env.near_steps.fill_(30)
+    env.begin_next_goal(held)
+    moved = (held & ~near).sum()
+    assert env.metrics()["moved_from_high"].item() == pytest.approx(0.5 + 0.5 * moved.item() / (moved.item() + 500.0))
+
+
+def test_a_curriculum_that_was_saved_without_the_share_that_was_moved_goes_on():
+    env, _ = make()
+    state = env.state_dict()
+    state["start_curriculum"] = {"solved_share": SHARES}
+    env.load_state_dict(state)
+    assert env.start_curriculum.solved_share.tolist() == SHARES.tolist()
 
 
 # ---------------------------------------------------------------- ends, evaluation, resuming
