@@ -59,6 +59,8 @@ class Args:
     """film the leader (PBT: the best) at every checkpoint, except when stopped, for TensorBoard (see evaluate.py)"""
     resume: Optional[str] = None
     """run folder or checkpoint file to resume, with its flags; a few may change, see docs/running.md"""
+    load: Optional[str] = None
+    """start a new run, with new flags, from the network and normalisers of a run or policy (folder or file)"""
 
     # PPO
     num_steps: int = 16
@@ -640,7 +642,7 @@ def main(argv=None):
         mean, std = harness.mean_and_std(batch["advantages"])  # over all processes
         batch["advantages"] = (batch["advantages"] - mean) / (std + 1e-8)
         diagnosis = harness.diagnose(iteration, agent, batch, args)  # SAPG; before obs_rms changes the policy
-        if iteration == 1:  # it begins as the identity: the first update would learn from raw observations
+        if iteration == 1 and not args.load:  # it is the identity, the update would learn from raw observations
             agent.obs_rms.update(obs[:-1])
 
         # ---------------------------------------------------------------- Update
@@ -665,7 +667,7 @@ def main(argv=None):
             group = optimizer.param_groups[0]
             if epoch or args.num_minibatches > 1:  # with one minibatch, the first KL is measured before any step
                 group["lr"] = adapt_learning_rate(group["lr"], kl, args.kl_threshold)
-        if iteration > 1:  # only after the update: the policy that learns is the policy that acted, with a ratio of 1
+        if iteration > 1 or args.load:  # only after the update: the policy that learns is the one that acted, ratio 1
             agent.obs_rms.update(obs[:-1])
         losses = {name: torch.stack(steps) for name, steps in losses.items()}
         run.check_finite(iteration, {"observations": obs, "rewards": rewards, **losses})

@@ -47,8 +47,7 @@ class Args:
 
 def load(path):
     """The checkpoint of a run's or policy's folder, or of a file, and the module of the script that wrote it."""
-    policy = os.path.join(path, "policy.pt")
-    saved = harness.load_checkpoint(policy if os.path.isfile(policy) else path, "run")
+    saved = harness.load_checkpoint(harness.policy_file(path), "run")
     name = saved["script"] = os.path.basename(saved["script"])  # a file in these folders, whatever the checkpoint says
     paths = [os.path.join(folder, f"{name}.py") for folder in (os.getcwd(), os.path.dirname(os.path.abspath(__file__)))]
     file = next(filter(os.path.isfile, paths), None)

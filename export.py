@@ -93,7 +93,7 @@ def save_policy(folder, saved, env):
     curriculum = {name: rollout["env"][name] for name in getattr(env, "curriculum", ())}
     policy = {
         **saved,
-        "args": {**saved["args"], "resume": None},
+        "args": {**saved["args"], "resume": None, "load": None},
         "learner": {"agent": saved["learner"]["agent"]},
         "rollout": [{"env": curriculum, "episodes": {"means": rollout["episodes"]["means"]}}],
         "random": [],

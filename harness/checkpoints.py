@@ -1,7 +1,8 @@
 """Checkpoints: what is in one, and files that are whole at every moment and hold nothing that runs code.
 
-A checkpoint is a dict of tensors, numbers and strings: script (its name), args, iteration, global_step, wandb_id,
-learner (what all processes share), and for each process rollout and random (what is its own).
+A checkpoint is a dict of tensors, numbers and strings: version (of this project; not in older ones), script (its name),
+args, iteration, global_step, wandb_id, learner (what all processes share), and for each process rollout and random
+(what is its own).
 """
 
 import os
@@ -12,6 +13,9 @@ import envs  # noqa: F401, before torch: Isaac Gym must be imported first
 import torch
 
 from harness.errors import refuse
+
+
+VERSION = "0.2.0"  # as in pyproject.toml and CHANGELOG.md
 
 
 def state_of(parts):
@@ -36,6 +40,24 @@ def save_checkpoint(path, checkpoint):
     if os.path.exists(path):
         shutil.copyfile(path, path[: -len(".pt")] + "_previous.pt")
     os.replace(path + ".tmp", path)
+
+
+def policy_file(path):
+    """The policy.pt of a folder that export.py wrote; any other path as it is."""
+    policy = os.path.join(path, "policy.pt")
+    return policy if os.path.isfile(policy) else path
+
+
+def load_network(agent, path):
+    """Put the network and normalisers of a run or policy into `agent`. Refused unless all names and shapes fit."""
+    state = load_checkpoint(policy_file(path), "--load")["learner"]["agent"]
+    own = agent.state_dict()
+    for name in [*own, *(state.keys() - own.keys())]:
+        there = tuple(state[name].shape) if name in state else "missing"
+        here = tuple(own[name].shape) if name in own else "missing"
+        if there != here:
+            refuse("--load", path, f"its network has other shapes: {name} is {there} there, {here} with these flags")
+    agent.load_state_dict(state)
 
 
 def load_checkpoint(path, flag="--resume"):

@@ -49,6 +49,10 @@ def parse_args(
     distributed.start()
     given = tyro.cli(Args, args=argv, add_help=False, return_unknown_args=True)[0]
     saved = None if given.resume is None else load_checkpoint(given.resume)
+    if saved and given.load is not None:
+        refuse("--load", given.load, "must not be given with --resume: it starts a new run")
+    if given.load == "":
+        refuse("--load", "", "must be a folder or a file")
     if saved:
         check_script(Args, given, saved)
         defaults = gpu_defaults = saved["args"]

@@ -13,7 +13,7 @@ import envs  # noqa: F401, before torch: Isaac Gym must be imported first
 import torch
 
 from harness import distributed
-from harness.checkpoints import restore, save_checkpoint, state_of
+from harness.checkpoints import VERSION, load_network, restore, save_checkpoint, state_of
 from harness.folder import create_folder, lock_folder
 from harness.log import Log
 from harness.seeding import random_state, seed_everything, set_random_state
@@ -32,7 +32,7 @@ class Run:
     def __init__(
         self, args: Any, learner: Dict[str, Any], rollout: Dict[str, Any], saved: Optional[Dict[str, Any]] = None
     ):
-        """Start a run, or resume the checkpoint `saved`.
+        """Start a run, with the network of --load if it is given, or resume the checkpoint `saved`.
 
         learner: name -> what is the same in all processes: networks, optimizers, lineage.
         rollout: name -> what belongs to this process's environments; "env" is one of them.
@@ -47,6 +47,8 @@ class Run:
         self.global_step = 0
         self.stopping = 0
         self.unsaved = False  # whether the last checkpoint could not be written
+        if args.load and not saved:
+            load_network(learner["agent"], args.load)
         for part in learner.values():
             if isinstance(part, torch.nn.Module):
                 distributed.share(list(part.state_dict().values()))
@@ -106,6 +108,7 @@ class Run:
         if distributed.RANK == 0:
             self.save(
                 {
+                    "version": VERSION,
                     "script": self.script,
                     "args": vars(self.args),
                     "iteration": iteration,

@@ -3,6 +3,7 @@
 import os
 import pathlib
 import random
+import shutil
 import sys
 import threading
 import time
@@ -14,6 +15,7 @@ import torch
 
 import cpo
 import epo
+import export
 import harness
 import pbt
 import ppo
@@ -21,7 +23,7 @@ import sapg
 from harness import hyperparameters
 from harness.folder import create_folder
 from tests.conftest import DRIFT, Drift, scalars, the_run
-from tests.scripts.conftest import assert_same_state, checkpoint, refused, train
+from tests.scripts.conftest import ROOT, assert_same_state, checkpoint, refused, train
 
 POPULATION = "--num-agents 4 --latent-dim 5 --max-ent-coef 0.1 --diagnostics-interval 3"
 OWN = {
@@ -201,6 +203,68 @@ def test_two_runs_of_one_name_that_begin_in_one_second_have_folders_of_their_own
     names = [f"Moat__ppo__1__{second}" for second in (1_700_000_000, 1_700_000_001)]
     assert sorted(map(os.path.basename, folders)) == names
     assert sorted(os.listdir("runs")) == names
+
+
+# ---------------------------------------------------------------- a new run from another's network
+
+STILL = "--learning-rate 0 --kl-threshold 0"  # the network stays as it is
+
+
+@pytest.mark.parametrize("script", OWN, ids=lambda script: script.__name__)
+def test_a_new_run_begins_with_the_loaded_network_and_normalisers(script):
+    train(script, command(script, iterations=2))
+    first = the_run().rename("first")
+    new = command(script, iterations=1).replace("--seed 5", f"--seed 6 {STILL}")
+    assert train(script, f"{new} --load first") == 0
+    before, after = checkpoint(first), checkpoint(the_run())
+    assert after["global_step"] == STEPS
+    weights = {key for key in before["learner"]["agent"] if "_rms" not in key}
+    assert all(torch.equal(before["learner"]["agent"][key], after["learner"]["agent"][key]) for key in weights)
+    counters = [key for key in before["learner"]["agent"] if key.endswith("obs_rms.count")]  # PBT: one of each agent
+    for key in counters:
+        seen = after["learner"]["agent"][key] - before["learner"]["agent"][key]
+        assert seen == STEPS / len(counters)  # the new run's, on top of the loaded ones
+
+
+def test_a_policys_folder_and_a_file_are_loaded_too():
+    train(ppo, command(ppo, iterations=1))
+    run = the_run().rename("first")
+    export.main(["first", "policies/Mine"])
+    wanted = checkpoint(run)["learner"]["agent"]["actor.weight"]
+    for path in ("policies/Mine", "policies/Mine/policy.pt", "first/checkpoint.pt"):
+        shutil.rmtree("runs")
+        assert train(ppo, f"{command(ppo, iterations=1)} {STILL} --load {path}") == 0
+        assert torch.equal(checkpoint(the_run())["learner"]["agent"]["actor.weight"], wanted)
+
+
+@pytest.mark.parametrize("script, flags, name", [
+    (ppo, "--hidden-sizes 32", "mlp.0.weight"), (ppo, "--env-id Cartpole", "actor_logstd"),
+    (ppo, "--separate-critic", "critic_mlp.0.weight"), (epo, "--num-agents 8", "latents"), (sapg, "", "latents"),
+], ids=["width", "task", "part", "agents", "script"])  # fmt: skip
+def test_a_network_of_other_shapes_is_refused(script, flags, name, capsys):
+    source = ppo if script is sapg else script
+    train(source, command(source, iterations=1))
+    the_run().rename("first")
+    pathlib.Path("runs").rmdir()
+    line = refused(script, f"{command(script, iterations=1)} --load first {flags}", capsys)
+    assert line.startswith("--load first: ")
+    assert name in line
+    assert not pathlib.Path("runs").exists()
+
+
+def test_what_cannot_be_loaded_is_refused(capsys):
+    train(ppo, command(ppo, iterations=1))
+    assert refused(ppo, f"{resume(the_run(), 2)} --load first", capsys).startswith("--load first: ")
+    assert refused(ppo, f"{command(ppo, iterations=1)} --load nowhere", capsys).startswith("--load nowhere: ")
+    assert refused(ppo, f"{command(ppo, iterations=1)} --load ''", capsys).startswith("--load : ")
+
+
+def test_checkpoints_name_the_version_and_older_ones_are_resumed():
+    train(ppo, command(ppo, iterations=1))
+    saved = checkpoint(the_run())
+    assert f'version = "{saved.pop("version")}"' in (ROOT / "pyproject.toml").read_text()
+    torch.save(saved, the_run() / "checkpoint.pt")
+    assert train(ppo, resume(the_run(), 2)) == 0
 
 
 # ---------------------------------------------------------------- what cannot be resumed
