@@ -1,8 +1,10 @@
-"""What one GPU makes of this project, in about ten minutes: `python -m benchmarks.scripts.gpu > gpu.md`.
+"""What one GPU makes of this project, in six minutes: `python -m benchmarks.scripts.gpu > gpu.md`.
 
-First whether MuJoCo Warp agrees with MuJoCo, then three minutes of training Ant, then speed and memory of the engine,
-the environment and training with an MLP and with the papers' LSTM. What there is no time left for is listed. Prints
-Markdown with the name of the card. Without a GPU, or with `--cpu`, all sizes are tiny: a test of this script.
+The most important comes first: that the papers' command runs at all, then two other tasks, how fast engine and
+environment are, whether MuJoCo Warp agrees with MuJoCo, a training of Ant, and fewer environments. Every line is
+printed when it is known, so that what was measured survives if the machine is taken away. A failure prints its first
+and its last line, and the next measurement follows; the whole output of what failed goes to stderr. Markdown. Without a
+GPU, or with `--cpu`, all sizes are tiny: a test of this script.
 """
 
 import argparse
@@ -10,17 +12,92 @@ import gc
 import importlib.metadata
 import importlib.util
 import statistics
+import sys
 import time
+import traceback
 
 import torch
 
 import envs
 from benchmarks.scripts import throughput
-from benchmarks.scripts.throughput import PAPERS, ROOT, SMALL
+from benchmarks.scripts.throughput import ROOT
 
-SECONDS = 540  # after which nothing is begun
 TASKS = ("AllegroKukaRegrasping", "AllegroHand", "Ant")
-COLUMNS = "| task | environments | what | steps/s | rollout | peak memory, GB | of it torch, GB | broken worlds |"
+POPULATION = ("epo.py", "--env-id", "AllegroKukaRegrasping", "--num-agents", "64")  # the papers' command
+NUM_STEPS = 16  # of a window, in every task's tuned settings
+
+
+class Sizes:
+    """What is measured on a GPU."""
+
+    num_envs = 24_576
+    fewer_envs = 4_096
+    iterations = 5
+    engine_steps = 100
+    compared_worlds = 16
+    compared_steps = 50
+    curve_seconds = 90
+    flags = ()
+
+
+class TinySizes:
+    """What a CPU can do in a test."""
+
+    num_envs = 128
+    fewer_envs = 64
+    iterations = 2
+    engine_steps = 4
+    compared_worlds = 2
+    compared_steps = 2
+    curve_seconds = 15
+    flags = ("--no-cuda", "--num-minibatches", "2", "--hidden-sizes", "16")
+
+
+def report(line):
+    print(line, flush=True)
+
+
+def print_failure(what, error):
+    """One line with the first and the last line of what went wrong; all of it goes to stderr."""
+    lines = str(error).strip().splitlines() or [repr(error)]
+    ends = lines[0] if len(lines) == 1 else f"{lines[0]} ... {lines[-1]}"
+    report(f"\n{what} FAILED: {type(error).__name__}: {ends:.400}\n")
+    print(f"{what}:", *traceback.format_exception(type(error), error, error.__traceback__), file=sys.stderr, flush=True)
+
+
+def print_training(script_and_flags, num_envs, sizes, seconds_left):
+    """Trains for a few iterations: time to the end of the first, in which kernels are compiled, speed and memory."""
+    script, *flags = script_and_flags
+    command = [str(ROOT / script), *flags, "--num-envs", str(num_envs), *sizes.flags]
+    command += ["--total-timesteps", str(num_envs * NUM_STEPS * sizes.iterations)]
+    run = throughput.train(command, seconds_left)
+    broken = run.curves["charts/nan_worlds"][1][-1] if "charts/nan_worlds" in run.curves else 0
+    iterations = len(run.curves["perf/rollout_s"][0])
+    report(f"| `{' '.join(script_and_flags)}` | {num_envs:,} | {run.first_iteration:.0f} | {iterations} | "
+           f"{run.speed:,.0f} | {run.rollout:.2f} | {run.update:.2f} | {run.memory:.2f} | {run.torch_memory:.2f} | "
+           f"{broken:.0f} |")  # fmt: skip
+
+
+def print_trainings(commands, num_envs, sizes, seconds_left):
+    report("\n| training | environments | first iteration after, s | iterations | steps/s | rollout, s | update, s "
+           "| peak memory, GB | of it torch, GB | broken worlds |\n|-|-|-|-|-|-|-|-|-|-|")  # fmt: skip
+    for command in commands:
+        attempt(f"`{' '.join(command)}`", seconds_left, print_training, command, num_envs, sizes, seconds_left())
+
+
+def print_environments(num_envs, sizes, seconds_left):
+    report("\n| task | environments | engine alone, steps/s | whole environment, steps/s |\n|-|-|-|-|")
+    for env_id in TASKS:
+        attempt(f"`{env_id}`", seconds_left, print_environment, env_id, num_envs, sizes)
+
+
+def print_environment(env_id, num_envs, sizes):
+    try:
+        engine, whole = throughput.environment_speed(env_id, num_envs, sizes.engine_steps)
+    finally:
+        gc.collect()  # the environment's memory is not what is measured next
+        torch.cuda.empty_cache()  # does nothing on a CPU
+    report(f"| `{env_id}` | {num_envs:,} | {engine:,.0f} | {whole:,.0f} |")
 
 
 def compare_engines(env_id, num_envs, num_steps, other):
@@ -50,93 +127,68 @@ def compare_engines(env_id, num_envs, num_steps, other):
     return differences
 
 
-def print_speed(env_id, num_envs, num_steps, iterations, models, late):
-    """Rows of the table for one task and number of environments. late() says whether the time is used up."""
-    start = f"| `{env_id}` | {num_envs:,} |"
-    if late():
-        print(f"{start} no time left for the engine | | | | | |")
-    else:
-        try:
-            engine, whole = throughput.environment_speed(env_id, num_envs, num_steps)
-        except Exception as error:  # such as too many worlds for this GPU; the rest is worth having
-            print(f"{start} {error!r:.200} | | | | | |", flush=True)
-            return
-        finally:
-            gc.collect()  # the environment's memory is not training's
-            torch.cuda.empty_cache()  # does nothing on a CPU
-        print(f"{start} engine | {engine:,.0f} | | | | |")
-        print(f"{start} environment | {whole:,.0f} | | | | |", flush=True)
-    for name, flags in models.items():
-        if late():
-            print(f"{start} no time left for {name} | | | | | |")
-            continue
-        command = [str(ROOT / "ppo.py"), "--env-id", env_id, "--num-envs", str(num_envs), *flags]
-        command += ["--num-steps", "16", "--total-timesteps", str(num_envs * 16 * iterations)]
-        try:
-            run = throughput.train(command)
-        except (Exception, SystemExit) as error:  # such as too little memory
-            print(f"{start} training, {name}: {error!r:.200} | | | | | |", flush=True)
-            continue
-        rollout = run.rollout / (run.rollout + run.update)
-        broken = run.curves["charts/nan_worlds"][1][-1]
-        memory = f"{run.memory:.2f} | {run.torch_memory:.2f} | {broken:.0f}"
-        print(f"{start} training, {name} | {run.speed:,.0f} | {rollout:.0%} | {memory} |", flush=True)
+def print_comparison(env_id, sizes, other):
+    differences = compare_engines(env_id, sizes.compared_worlds, sizes.compared_steps, other)
+    report(f"| `{env_id}` | {statistics.median(differences):.0e} | {max(differences):.0e} |")
+
+
+def print_curve(sizes, seconds_left):
+    """Ten points of the return of Ant, trained with its tuned settings until the time is over."""
+    command = [str(ROOT / "ppo.py"), "--env-id", "Ant", "--total-timesteps", str(10**10), *sizes.flags]
+    if sizes.flags:
+        command += ["--num-envs", "8"]
+    run = throughput.train(command, min(sizes.curve_seconds, seconds_left))
+    points = list(zip(*run.curves["charts/episodic_return"]))
+    for step, value in points[:: -max(1, len(points) // 10)][::-1]:  # with the last
+        report(f"| {step:,} | {value:,.0f} |")
+
+
+def attempt(what, seconds_left, measure, *args):
+    """Measure and print something, unless the time is over; a failure is printed and costs nothing else."""
+    if seconds_left() <= 0.0:
+        report(f"\n{what}: no time left\n")
+        return
+    try:
+        measure(*args)
+    except (Exception, SystemExit) as error:  # such as too little memory; the rest is worth having
+        print_failure(what, error)
 
 
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cpu", action="store_true", help="tiny sizes on the CPU, even if there is a GPU")
-    if parser.parse_args(argv).cpu:
+    parser.add_argument("--minutes", type=float, default=6.0, help="after which nothing is begun and training stops")
+    args = parser.parse_args(argv)
+    if args.cpu:
         throughput.DEVICE = "cpu"
-    begin = time.monotonic()
     gpu = throughput.DEVICE == "cuda"
-    if gpu:
-        card = torch.cuda.get_device_name()
-        worlds = 16
-        steps = 50
-        seconds = 180
-        curve = []
-        sizes = (24_576, 4_096)
-        iterations = 5
-        models = {"MLP": SMALL, "LSTM": PAPERS}
-    else:
-        card = "CPU"
-        worlds = 2
-        steps = 2
-        seconds = 15
-        sizes = (8,)
-        iterations = 2
-        tiny = ["--no-cuda", "--num-minibatches", "2", "--hidden-sizes", "16"]
-        curve = [*tiny, "--num-envs", "8"]
-        models = {"MLP": [*tiny, "--no-lstm"], "LSTM": [*tiny, "--lstm"]}
+    sizes = Sizes if gpu else TinySizes
+    end = time.monotonic() + 60.0 * args.minutes
+
+    def seconds_left():
+        return end - time.monotonic()
+
     packages = ("torch", "mujoco", "mujoco-warp", "warp-lang")
     installed = [name for name in packages if importlib.util.find_spec(name.replace("-lang", "").replace("-", "_"))]
-    print(f"### {card}\n\n{', '.join(f'{name} {importlib.metadata.version(name)}' for name in installed)}\n")
+    versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in installed)
+    report(f"### {torch.cuda.get_device_name() if gpu else 'CPU'}\n\n{versions}")
 
-    print(f"Both engines from the same state, {worlds} worlds, {steps} control steps: difference of an observation.\n")
-    print("| task | median of steps | largest |\n|-|-|-|")
+    ppo = [("ppo.py", "--env-id", env_id) for env_id in TASKS]
+    print_trainings([POPULATION, *ppo[1:]], sizes.num_envs, sizes, seconds_left)
+    print_environments(sizes.num_envs, sizes, seconds_left)
+
+    worlds = f"{sizes.compared_worlds} worlds, {sizes.compared_steps} control steps"
+    report(f"\nBoth engines from the same state, {worlds}: difference of an observation.\n")
+    report("| task | median of steps | largest |\n|-|-|-|")
     other = "warp" if "mujoco-warp" in installed else "mujoco"
     for env_id in TASKS:
-        try:
-            differences = compare_engines(env_id, worlds, steps, other)
-        except Exception as error:
-            print(f"| `{env_id}` | {error!r:.200} | |", flush=True)
-            continue
-        print(f"| `{env_id}` | {statistics.median(differences):.0e} | {max(differences):.0e} |", flush=True)
+        attempt(f"`{env_id}`", seconds_left, print_comparison, env_id, sizes, other)
 
-    print(f"\n`ppo.py --env-id Ant`, stopped after {seconds} s:\n\n| steps | return |\n|-|-|")
-    command = [str(ROOT / "ppo.py"), "--env-id", "Ant", "--total-timesteps", str(10**10), *curve]
-    try:
-        points = list(zip(*throughput.train(command, seconds).curves["charts/episodic_return"]))
-        for step, value in points[:: -max(1, len(points) // 10)][::-1]:  # with the last
-            print(f"| {step:,} | {value:,.0f} |", flush=True)
-    except (Exception, SystemExit) as error:
-        print(f"| {error!r:.200} | |", flush=True)
+    report(f"\n`ppo.py --env-id Ant` for {sizes.curve_seconds} s:\n\n| steps | return |\n|-|-|")
+    attempt("training", seconds_left, print_curve, sizes, seconds_left())
 
-    print(f"\nTraining is `ppo.py`; rollout is its share of an iteration.\n\n{COLUMNS}\n|-|-|-|-|-|-|-|-|")
-    for num_envs in sizes:
-        for env_id in TASKS:
-            print_speed(env_id, num_envs, 2 * steps, iterations, models, lambda: time.monotonic() - begin > SECONDS)
+    print_trainings([ppo[0], POPULATION], sizes.fewer_envs, sizes, seconds_left)
+    print_environments(sizes.fewer_envs, sizes, seconds_left)
 
 
 if __name__ == "__main__":

@@ -31,6 +31,7 @@ from benchmarks.scripts.collect import read_curves
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SMALL = ["--no-lstm", "--hidden-sizes", "256", "128", "64", "--update-epochs", "2"]
 PAPERS = ["--lstm", "--hidden-sizes", "768", "512", "256", "--num-minibatches", "4", "--update-epochs", "2"]
+GRACE = 30.0  # s
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 # runs a script and notes how much of the GPU's memory torch held at most
 RUN = """import pathlib, runpy, sys, torch
@@ -76,6 +77,7 @@ def environment_speed(env_id, num_envs, num_steps):
 class Training(NamedTuple):
     """What a run of a script took: seconds are medians over iterations, memory is the peak, curves as read_curves's."""
 
+    first_iteration: float  # s, from the start to the end of the first iteration: imports and compilation are included
     speed: float  # steps per second
     rollout: float  # s
     update: float  # s
@@ -85,33 +87,55 @@ class Training(NamedTuple):
 
 
 def train(command, seconds=math.inf):
-    """Runs a script, at most so many seconds, after which it stops with a checkpoint as on SIGTERM."""
+    """Runs a script, at most so many seconds, after which it stops with a checkpoint as on SIGTERM.
+
+    Its output goes to stderr as it comes. Where it fails or does not finish two iterations, RuntimeError has the output.
+    If it still runs GRACE seconds after SIGTERM, it is killed.
+    """
     with tempfile.TemporaryDirectory() as folder:
         env = {**os.environ, "PYTHONPATH": str(ROOT)}
+        output = pathlib.Path(folder, "output.txt")
         start = time.monotonic()
+        shown = 0  # characters of the output
+        first_iteration = math.nan
         idle = torch.cuda.mem_get_info()[0] if DEVICE == "cuda" else 0  # bytes
-        command = [sys.executable, "-c", RUN, *command]
-        process = subprocess.Popen(command, cwd=folder, env=env, stdout=subprocess.DEVNULL)
         on_gpu = 0
         stopped = False
+        with open(output, "w") as file:
+            process = subprocess.Popen(
+                [sys.executable, "-c", RUN, *command], cwd=folder, env=env, stdout=file, stderr=subprocess.STDOUT
+            )
         while True:
             pid, status, usage = os.wait4(process.pid, os.WNOHANG)
             if pid:
                 break
+            elapsed = time.monotonic() - start
             if DEVICE == "cuda":
                 on_gpu = max(on_gpu, idle - torch.cuda.mem_get_info()[0])
-            if time.monotonic() - start > seconds and not stopped:
+            text = output.read_text()
+            print(text[shown:], end="", file=sys.stderr, flush=True)  # what is known if this is killed
+            shown = len(text)
+            if math.isnan(first_iteration) and " steps | " in text:
+                first_iteration = elapsed
+            if elapsed > seconds and not stopped:
                 process.terminate()
                 stopped = True
+            if elapsed > seconds + GRACE:
+                process.kill()
             time.sleep(0.1)
         if status and not stopped:
-            raise SystemExit(f"failed: {' '.join(command[3:])}")
-        curves = read_curves(next(pathlib.Path(folder, "runs").iterdir()), ["perf/*", "charts/*"])
-        torch_memory = int(pathlib.Path(folder, "torch_peak").read_text()) / 1e9
+            raise RuntimeError(output.read_text())
+        runs = list(pathlib.Path(folder).glob("runs/*"))
+        curves = read_curves(runs[0], ["perf/*", "charts/*"]) if runs else {}
+        if len(curves.get("perf/rollout_s", [()])[0]) < 2:
+            raise RuntimeError(f"fewer than two iterations in {seconds:.0f} s\n{output.read_text()}")
+        peak = pathlib.Path(folder, "torch_peak")
+        torch_memory = int(peak.read_text()) / 1e9 if peak.exists() else math.nan  # a killed run leaves none
     rollout, update = (statistics.median(curves[f"perf/{part}_s"][1][1:]) for part in ("rollout", "update"))
     steps = curves["perf/rollout_s"][0]
     memory = on_gpu / 1e9 if DEVICE == "cuda" else usage.ru_maxrss / 1e6
-    return Training(steps[-1] / len(steps) / (rollout + update), rollout, update, memory, torch_memory, curves)
+    speed = steps[-1] / len(steps) / (rollout + update)
+    return Training(first_iteration, speed, rollout, update, memory, torch_memory, curves)
 
 
 def main():

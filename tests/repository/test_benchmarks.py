@@ -59,23 +59,42 @@ def test_pages_name_every_file_of_results():
     assert names == set(re.findall(r"\]\((results/[^)]*)\)", text))
 
 
+def table_rows(text, title):
+    """The rows of a Markdown table, of which the first line begins with a title: lists of cells."""
+    lines = text[text.index(f"| {title} |") :].split("\n\n")[0].splitlines()
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
+
+
 def test_the_gpu_benchmark_fills_its_tables_on_a_cpu(capsys, monkeypatch):
-    monkeypatch.setattr(gpu, "TASKS", ["Ant"])
+    monkeypatch.setattr(gpu, "TASKS", ["Cartpole", "Ant"])
+    monkeypatch.setattr(gpu, "POPULATION", ("epo.py", "--env-id", "Ant", "--num-agents", "4"))
     gpu.main(["--cpu"])
-    title, differences, curve, speeds = (part for part in re.split(r"\n(?=[B`T])", capsys.readouterr().out))
-    assert "### CPU" in title
-    assert f"mujoco {mujoco.__version__}" in title
-    assert "| `Ant` |" in differences
-    assert all(float(x) < 0.01 for x in re.findall(r"\d+e-\d+", differences))
-    assert len(re.findall(r"^\| [\d,]+ \| -?[\d,]+ \|$", curve, re.MULTILINE)) >= 2
-    rows = [line.split("|")[2:-1] for line in speeds.splitlines() if line.startswith("| `Ant`")]
-    assert [row[1].strip() for row in rows] == ["engine", "environment", "training, MLP", "training, LSTM"]
-    assert all(float(row[2].replace(",", "")) > 0 for row in rows)
-    for _, _, _, rollout, memory, _, broken in rows[2:]:
-        assert 0 < int(rollout.strip(" %")) < 100
-        assert float(memory) > 0
-        assert broken.strip() == "0"
-    gpu.print_speed("Ant", 8, 2, 2, {"MLP": []}, late=lambda: True)
+    text = capsys.readouterr().out
+    assert f"mujoco {mujoco.__version__}" in text
+    trainings = table_rows(text, "training")
+    assert [row[0] for row in trainings] == ["`epo.py --env-id Ant --num-agents 4`", "`ppo.py --env-id Ant`"]
+    for row in trainings:
+        numbers = [float(cell.replace(",", "")) for cell in row[1:]]
+        assert numbers[2] == gpu.TinySizes.iterations
+        assert all(number > 0 for number in numbers[:7])
+        assert numbers[8] == 0  # broken worlds
+    speeds = table_rows(text, "task | environments")
+    assert [row[0] for row in speeds] == ["`Cartpole`", "`Ant`"]
+    assert all(float(row[2].replace(",", "")) > float(row[3].replace(",", "")) > 0 for row in speeds)
+    differences = table_rows(text, "task | median of steps")
+    assert len(differences) == 2
+    assert all(float(row[2]) < 0.01 for row in differences)
+    assert len(table_rows(text, "steps | return")) >= 2
+
+
+def test_the_gpu_benchmark_goes_on_after_failures_and_begins_nothing_too_late(capsys, monkeypatch):
+    monkeypatch.setattr(gpu, "TASKS", ["Cartpole", "Ant"])
+    monkeypatch.setattr(gpu, "POPULATION", ("epo.py", "--env-id", "NoSuchTask"))
+    gpu.print_trainings([gpu.POPULATION], 8, gpu.TinySizes, lambda: 60.0)
+    text = capsys.readouterr().out
+    assert "`epo.py --env-id NoSuchTask` FAILED: RuntimeError: " in text
+    assert len([line for line in text.splitlines() if "NoSuchTask" in line]) == 1
+    gpu.print_environments(8, gpu.TinySizes, lambda: 0.0)
     assert capsys.readouterr().out.count("no time left") == 2
 
 
