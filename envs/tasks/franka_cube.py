@@ -89,12 +89,12 @@ class FrankaCubeBase(VectorEnv):
 
     Observation (19): see `observe`. Action (7): displacement of the hand (6) and opening of the gripper.
     A task sets the constants below and implements `target`, `begin` and `judge`. The episode terminates with a success,
-    when the task can no longer be solved, or when the physics diverges. Objective: 1 for a success, otherwise 0.
+    when the task can no longer be solved, or when the physics diverges. Objective: the return, as in CPO Fig. 5. Holding
+    the cube is paid from the start, while successes may never come, and EPO needs a fitness that differs among agents.
     """
 
     num_obs, num_actions, max_episode_steps = 19, 7, 300
     frame_rate = 60
-    fitness_floor = 0.1
     second_cube: bool
     target_height: float  # m, of the centre of the goal or of the second cube at the start
     start_distance: float  # m, the smallest horizontal distance between cube and target at the start
@@ -133,7 +133,6 @@ class FrankaCubeBase(VectorEnv):
         self.joint_lower = self.constant(franka.JOINT_LOWER)
         self.joint_upper = self.constant(franka.JOINT_UPPER)
         self.action_scale = self.constant(ACTION_SCALE)
-        self.success = self.zeros()  # in the last step
         self.finished_success = self.zeros()  # of the last finished episode
         self.term_sums = self.zeros(len(self.terms))  # of the reward's terms over the episode
         self.finished_term_means = self.zeros(len(self.terms))  # per step of the last finished episode
@@ -173,11 +172,10 @@ class FrankaCubeBase(VectorEnv):
         self.nan_worlds = self.nan_worlds + broken.sum()
         terms = torch.stack([terms[name] for name in self.terms], 1).masked_fill(broken[:, None], 0.0)
         self.term_sums = self.term_sums + terms
-        self.success = (success & ~broken).float()
         terminated = success | lost | broken
         done = terminated | (self.episode_step >= self.max_episode_steps)
         finished = done & ~self.shortened
-        self.finished_success = torch.where(finished, self.success, self.finished_success)
+        self.finished_success = torch.where(finished, (success & ~broken).float(), self.finished_success)
         means = self.term_sums / self.episode_length[:, None]
         self.finished_term_means = torch.where(finished[:, None], means, self.finished_term_means)
         return terms.sum(1), terminated, torch.zeros_like(terminated)
@@ -223,10 +221,7 @@ class FrankaCubeBase(VectorEnv):
         pose[:, :2], pose[:, 2], pose[:, 3], pose[:, 6] = xy, z, (yaw / 2.0).cos(), (yaw / 2.0).sin()
         return pose
 
-    # ---------------------------------------------------------------- score, log
-
-    def objective(self):
-        return self.success
+    # ---------------------------------------------------------------- log
 
     def metrics(self):
         metrics = {"success_rate": self.finished_success.mean(), "nan_worlds": self.nan_worlds.clone()}
