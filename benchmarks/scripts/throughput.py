@@ -89,7 +89,7 @@ class Training(NamedTuple):
 def train(command, seconds=math.inf):
     """Runs a script, at most so many seconds, after which it stops with a checkpoint as on SIGTERM.
 
-    Its output goes to stderr as it comes. Where it fails or does not finish two iterations, RuntimeError has the output.
+    Its output goes to stderr as it comes, and is in the RuntimeError where it fails or does not finish two iterations.
     If it still runs GRACE seconds after SIGTERM, it is killed.
     """
     with tempfile.TemporaryDirectory() as folder:

@@ -89,8 +89,8 @@ class FrankaCubeBase(VectorEnv):
 
     Observation (19): see `observe`. Action (7): displacement of the hand (6) and opening of the gripper.
     A task sets the constants below and implements `target`, `begin` and `judge`. The episode terminates with a success,
-    when the task can no longer be solved, or when the physics diverges. Objective: the return, as in CPO Fig. 5. Holding
-    the cube is paid from the start, while successes may never come, and EPO needs a fitness that differs among agents.
+    when the task can no longer be solved, or when the physics diverges. Objective: the return, as in CPO Fig. 5; a
+    fitness that is 0 until the first success would tell EPO nothing.
     """
 
     num_obs, num_actions, max_episode_steps = 19, 7, 300
