@@ -21,6 +21,7 @@ TASKS = {
     "AllegroKukaReorientation": "envs.tasks.allegro_kuka:AllegroKukaReorientation",
     "AllegroKukaThrow": "envs.tasks.allegro_kuka:AllegroKukaThrow",
     "AllegroKukaRegraspingHeldStarts": "envs.tasks.allegro_kuka_held_starts:AllegroKukaRegraspingHeldStarts",
+    "AllegroKukaThrowHeldStarts": "envs.tasks.allegro_kuka_held_starts:AllegroKukaThrowHeldStarts",
     "AllegroKukaReorientationHeldStarts": "envs.tasks.allegro_kuka_held_starts:AllegroKukaReorientationHeldStarts",
     "AllegroKukaTwoArmsRegrasping": "envs.tasks.allegro_kuka_two_arms:AllegroKukaTwoArmsRegrasping",
     "AllegroKukaTwoArmsReorientation": "envs.tasks.allegro_kuka_two_arms:AllegroKukaTwoArmsReorientation",

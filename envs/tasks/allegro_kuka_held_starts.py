@@ -6,11 +6,19 @@ the mixin that begins goals with them; allegro_kuka_grasp_search.py finds the he
 allegro_kuka.py. Shape letters as there.
 """
 
+import math
 from typing import NamedTuple
 
 import torch
 
-from envs.tasks.allegro_kuka import NEAR_FACTOR, OBJECT, AllegroKukaRegrasping, AllegroKukaReorientation
+from envs.models import allegro_kuka_scene as scene
+from envs.tasks.allegro_kuka import (
+    NEAR_FACTOR,
+    OBJECT,
+    AllegroKukaRegrasping,
+    AllegroKukaReorientation,
+    AllegroKukaThrow,
+)
 from envs.tasks.allegro_kuka_grasp_search import GraspSearch, HeldStates
 from envs.tasks.allegro_kuka_relative_targets import RelativeHandTargets
 
@@ -19,6 +27,8 @@ RECENT = 500.0  # goals over which successes are averaged
 BACK_RANGE = 1.0 / 3.0  # of the way: a robot that is moved back is put up to so far beyond its kind's share
 PATIENCE = 200  # control steps since a goal was set, after which a training episode ends
 DROPPED = 0.2  # m that all fingertips are farther from the object than at best: beyond it a training episode ends
+DROP_HEIGHT = 0.3  # m of a held object's centre above the goal in a bucket beneath it; the rim is halfway
+BUCKET_CLEARANCE = 0.05  # m between the robot and a bucket that is brought nearer
 
 
 class Start(NamedTuple):
@@ -105,6 +115,7 @@ class HeldStarts:
 
     starts = STARTS
     search = GraspSearch
+    dropped = DROPPED  # m
 
     def __init__(self, num_envs, device, seed, engine="mujoco"):
         super().__init__(num_envs, device, seed, engine)
@@ -198,7 +209,7 @@ class HeldStarts:
 
     def lost(self, near, fingertip_distance):
         farther = (fingertip_distance - self.closest_fingertip).amin(1)
-        return super().lost(near, fingertip_distance) | (self.training & (farther > DROPPED))
+        return super().lost(near, fingertip_distance) | (self.training & (farther > self.dropped))
 
     def given_up(self):
         return self.training & (self.episode_step >= PATIENCE)
@@ -215,6 +226,39 @@ class HeldStarts:
 
 class AllegroKukaRegraspingHeldStarts(HeldStarts, RelativeHandTargets, AllegroKukaRegrasping):
     """AllegroKukaRegrasping with held starts and relative hand targets."""
+
+
+class AllegroKukaThrowHeldStarts(HeldStarts, RelativeHandTargets, AllegroKukaThrow):
+    """AllegroKukaThrow with held starts and relative hand targets. Buckets are brought beneath objects held high."""
+
+    dropped = math.inf  # a thrown object leaves the hand
+
+    def __init__(self, num_envs, device, seed, engine="mujoco"):
+        super().__init__(num_envs, device, seed, engine)
+        lower, upper = scene.BUCKET_FLOOR - scene.BUCKET_FLOOR_DEPTH, scene.BUCKET_RIM
+        self.bucket_centre = self.constant((0.0, 0.0, (lower + upper) / 2.0 - scene.BUCKET_GOAL))  # from the goal, m
+        radius = scene.BUCKET_RIM_OUTER_RADIUS
+        self.bucket_half = self.constant((radius, radius, (upper - lower) / 2.0))  # half edges of a box around it, m
+        self.upright = self.constant((1.0, 0.0, 0.0, 0.0))
+        self.table_centre = self.constant(scene.TABLE_POS)
+        self.table_half = self.constant([edge / 2.0 for edge in self.layout.table_size])
+
+    def bring_goal_nearer(self, mask):
+        """Move the buckets of mask (N,) bool a random share of the way to beneath the object.
+
+        Those that would touch the robot or the table stay where they are.
+        """
+        beneath = self.engine.body_pos[:, OBJECT].clone()
+        beneath[:, 2] -= DROP_HEIGHT
+        nearer = beneath + self.uniform(0.0, 1.0, 1) * (self.goal[:, :3] - beneath)
+        shapes = self.clearance.shapes(self.engine.qpos[:, : self.num_joints])
+        centre = nearer + self.bucket_centre
+        size = self.num_envs, -1
+        distance = self.clearance.distance(shapes, centre, self.upright.expand(*size), self.bucket_half.expand(*size))
+        in_table = ((centre - self.table_centre).abs() < self.table_half + self.bucket_half).all(1)
+        moved = mask & (distance > BUCKET_CLEARANCE) & ~in_table
+        self.goal[:, :3] = torch.where(moved[:, None], nearer, self.goal[:, :3])
+        self.engine.set_mocap(moved, self.goal[:, None])
 
 
 class AllegroKukaReorientationHeldStarts(HeldStarts, RelativeHandTargets, AllegroKukaReorientation):

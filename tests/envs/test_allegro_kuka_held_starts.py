@@ -3,6 +3,7 @@
 import io
 from functools import lru_cache
 
+import mujoco
 import pytest
 import torch
 
@@ -10,9 +11,11 @@ import envs
 from envs.models import allegro_kuka_scene as scene
 from envs.tasks import allegro_kuka as task
 from envs.tasks.allegro_kuka_grasp_search import HAND_OPEN, LAID_GAP, LEAVING, OPENING, GraspSearch
-from envs.tasks.allegro_kuka_held_starts import PATIENCE, STARTS, HeldStarts, StartCurriculum
+from envs.tasks.allegro_kuka_held_starts import DROP_HEIGHT, PATIENCE, STARTS, HeldStarts, StartCurriculum
 
-REGRASPING, REORIENTATION = (f"AllegroKuka{name}HeldStarts" for name in ("Regrasping", "Reorientation"))
+REGRASPING, REORIENTATION, THROW = (
+    f"AllegroKuka{name}HeldStarts" for name in ("Regrasping", "Reorientation", "Throw")
+)
 EVERYWHERE = torch.ones(24, dtype=torch.bool)
 NAMES = [start.name for start in STARTS]
 HELD = [start.name for start in STARTS if start.held]
@@ -244,6 +247,72 @@ def test_nobody_is_paid_for_a_lift_that_did_not_happen():
     assert terms["fingertip"][~high].any()
 
 
+def beneath(env):
+    """Goals in buckets right beneath the objects (N, 3) m."""
+    return env.engine.body_pos[:, task.OBJECT] - torch.tensor([0.0, 0.0, DROP_HEIGHT])
+
+
+def test_buckets_come_nearer_but_touch_neither_robot_nor_table():
+    env, held = make("high", THROW)
+    shares = []
+    for _ in range(20):
+        env.set_goal(EVERYWHERE)
+        before = env.goal[:, :3].clone()
+        env.begin_with(held, torch.full((24,), NAMES.index("high")))
+        moved = (env.goal[:, :3] != before).any(1)
+        assert not moved[~held].any()
+        way = before - beneath(env)
+        part = env.goal[:, :3] - beneath(env)
+        share = (part * way).sum(1) / (way * way).sum(1)
+        torch.testing.assert_close(part[moved], (share[:, None] * way)[moved], atol=1e-5, rtol=0.0)
+        shares.append(share[moved])
+        assert not env.engine.broken.any()
+        for world in moved.nonzero().squeeze(1).tolist():
+            data = contact_data(env, world)
+            bodies = data.model.geom_bodyid[data.contact.geom]
+            bucket = data.model.body("goal").id
+            assert not (bodies == bucket).any()
+            assert not bucket_in_table(env.goal[world, :3])
+    shares = torch.cat(shares)
+    assert shares.min() >= 0.0
+    assert shares.max() <= 1.0
+    assert shares.std() > 0.2
+
+
+def contact_data(env, world):
+    """MuJoCo's data of a world of the engine, with contacts."""
+    model = env.engine.models[world % len(env.engine.models)]
+    data = mujoco.MjData(model)
+    data.qpos[:] = env.engine.qpos[world]
+    data.mocap_pos[0] = env.goal[world, :3]
+    mujoco.mj_forward(model, data)
+    return data
+
+
+def bucket_in_table(goal):
+    """Whether a bucket, 0.12 m in radius and from 0.08 m below its goal to 0.148 m above it, reaches into the table."""
+    x, y, z = goal.tolist()
+    over = abs(x) < 0.2375 + 0.12 and abs(y) < 0.2 + 0.12
+    return over and z - 0.08 < scene.TABLE_TOP
+
+
+def test_an_object_that_is_let_go_above_a_bucket_falls_into_it_and_counts():
+    env, held = make("high", THROW)
+    env.goal[:, :3] = beneath(env)
+    env.engine.set_mocap(EVERYWHERE, env.goal[:, None])
+    above = held & ~torch.tensor([bucket_in_table(goal) for goal in env.goal[:, :3]])
+    opened = env.target.clone()
+    opened[:, task.NUM_ARM :] = torch.tensor(HAND_OPEN)
+    caught = torch.zeros_like(above)
+    for _ in range(90):
+        action = ((opened - env.target) / env.target_step).clamp(-1.0, 1.0)
+        _, _, terminated, _, _ = env.step(action)
+        caught |= env.successes > 0
+        assert not (terminated & ~caught & (env.episode_length > 0)).any()  # flying is not losing
+    assert above.sum() > 5
+    assert caught[above].float().mean() > 0.7  # others hang on a finger
+
+
 class AbsoluteTargets(HeldStarts, task.AllegroKukaRegrasping):
     """Held starts without relative hand targets."""
 
@@ -350,7 +419,7 @@ def test_an_episode_ends_where_the_object_leaves_the_hand_that_it_began_in_or_no
     assert terminated.any()
 
 
-@pytest.mark.parametrize("env_id", [REGRASPING, REORIENTATION])
+@pytest.mark.parametrize("env_id", [REGRASPING, REORIENTATION, THROW])
 def test_an_evaluation_plays_the_original_starts(env_id, capsys):
     ours, original = envs.make(env_id, 8), envs.make(env_id[: -len("HeldStarts")], 8)
     assert torch.equal(ours.reset()[:, :-23], original.reset())
