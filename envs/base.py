@@ -49,6 +49,7 @@ class VectorEnv:
     engine = None  # the engine of envs/engines that steps the physics, if the task uses one
     frame_rate = 60  # control steps per second; this default is for videos alone
     training = False  # set by `envs.make`; without: no staggered clocks, no special starts, a frozen curriculum
+    cpu_note = ""  # a line for whoever trains it without a GPU: how far that has got, and what gets further
     resumes_exactly = True  # whether `load_state_dict` restores the running episodes
     curriculum: Tuple[str, ...] = ()  # names of the tensors that a curriculum changes; an evaluation copies them
 

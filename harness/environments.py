@@ -26,6 +26,8 @@ def make_env(args):
     if engine == "mujoco" and args.device != "cpu":
         engine += " on the CPU (for MuJoCo Warp on the GPU: pip install -r requirements-gpu.txt)"
     print(f"{args.env_id}: engine {engine}, {args.device}, {args.num_envs:,} environments", flush=True)
+    if args.device == "cpu" and env.cpu_note:
+        print(f"{args.env_id}: {env.cpu_note}", flush=True)
     return env
 
 

@@ -17,6 +17,7 @@ import evaluate
 from benchmarks.scripts.experiments import ROOT
 from envs.engines import mujoco_warp, warp_kernels
 
+
 def random_actions(env):
     """Actions that are smooth in time, so that robots go somewhere: a function from observations to actions."""
     action = torch.zeros(env.num_envs, env.num_actions)

@@ -516,6 +516,10 @@ class AllegroKukaBase(VectorEnv):
 class AllegroKukaRegrasping(AllegroKukaBase):
     """Lift the object and hold its centre at a point in the air. After each success it is put back on the table."""
 
+    cpu_note = (
+        "on a CPU, PPO still throws the object after 48 M steps, without a success; with "
+        "AllegroKukaRegraspingHeldStarts it reaches 6.7 goals per episode in 60 M steps, 4 hours"
+    )
     max_episode_steps = 400  # since the last success
     success_steps = 30
     keypoint_pattern = ((0.0, 0.0, 0.0),)  # orientation does not matter
@@ -524,6 +528,10 @@ class AllegroKukaRegrasping(AllegroKukaBase):
 class AllegroKukaThrow(AllegroKukaBase):
     """Throw a small object into a bucket. After each success it is put back on the table and the bucket is moved."""
 
+    cpu_note = (
+        "on a CPU, PPO throws to one side after 29 M steps and misses the bucket; in AllegroKukaThrowHeldStarts goals "
+        "also begin with the object held above the bucket"
+    )
     max_episode_steps = 300  # since the last success
     success_steps = 5
     keypoint_pattern = ((0.0, 0.0, 0.0),)
@@ -552,6 +560,10 @@ class AllegroKukaThrow(AllegroKukaBase):
 class AllegroKukaReorientation(AllegroKukaBase):
     """Bring the object into a pose in the air. After each success a new pose follows; the object stays where it is."""
 
+    cpu_note = (
+        "no training on a CPU is known to have a success; in AllegroKukaReorientationHeldStarts goals also begin with "
+        "the object in the hand"
+    )
     max_episode_steps = 600  # since the last success
     success_steps = 1
     keypoint_pattern = ((1.0, 1.0, 1.0), (1.0, 1.0, -1.0), (-1.0, -1.0, 1.0), (-1.0, -1.0, -1.0))

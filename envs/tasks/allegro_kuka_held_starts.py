@@ -116,6 +116,7 @@ class HeldStarts:
     starts = STARTS
     search = GraspSearch
     dropped = DROPPED  # m
+    cpu_note = ""
 
     def __init__(self, num_envs, device, seed, engine="mujoco"):
         super().__init__(num_envs, device, seed, engine)

@@ -35,3 +35,5 @@ class RelativeHandTargets:
 
 class AllegroKukaRegraspingRelativeTargets(RelativeHandTargets, AllegroKukaRegrasping):
     """AllegroKukaRegrasping with relative hand targets and the original starts."""
+
+    cpu_note = ""

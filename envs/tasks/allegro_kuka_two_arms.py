@@ -16,6 +16,7 @@ class AllegroKukaTwoArms(AllegroKukaBase):
     """
 
     layout = scene.TWO_ARMS
+    cpu_note = "no training on a CPU is known to have a success"
     # MuJoCo Warp's buffers per world. Hands that moved at random made 7.6 contacts on average and 46 rows of
     # constraints at most.
     max_contacts, max_constraints = 32, 256

@@ -13,9 +13,7 @@ from envs.tasks import allegro_kuka as task
 from envs.tasks.allegro_kuka_grasp_search import HAND_OPEN, LAID_GAP, LEAVING, OPENING, GraspSearch
 from envs.tasks.allegro_kuka_held_starts import DROP_HEIGHT, PATIENCE, STARTS, HeldStarts, StartCurriculum
 
-REGRASPING, REORIENTATION, THROW = (
-    f"AllegroKuka{name}HeldStarts" for name in ("Regrasping", "Reorientation", "Throw")
-)
+REGRASPING, REORIENTATION, THROW = (f"AllegroKuka{name}HeldStarts" for name in ("Regrasping", "Reorientation", "Throw"))
 EVERYWHERE = torch.ones(24, dtype=torch.bool)
 NAMES = [start.name for start in STARTS]
 HELD = [start.name for start in STARTS if start.held]

@@ -387,6 +387,16 @@ def test_output_that_nobody_reads_ends_in_one_line(command):
 # ---------------------------------------------------------------- what README and docs/ promise
 
 
+@pytest.mark.parametrize("env_id, better", [
+    ("AllegroKukaRegrasping", "AllegroKukaRegraspingHeldStarts"), ("AllegroKukaThrow", "AllegroKukaThrowHeldStarts"),
+])  # fmt: skip
+def test_a_task_that_a_cpu_does_not_learn_says_what_to_train_instead(env_id, better, capsys):
+    harness.make_env(parse(ppo, f"--no-cuda --env-id {env_id} --num-envs 4 --num-minibatches 1"))
+    assert better in capsys.readouterr().out
+    harness.make_env(parse(ppo, f"--no-cuda --env-id {better} --num-envs 4 --num-minibatches 1"))
+    assert len(capsys.readouterr().out.splitlines()) == 1
+
+
 def write_own_tasks():
     """Save the documents' custom tasks as they say. Returns their env ids."""
     text = documents()
