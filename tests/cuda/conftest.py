@@ -5,12 +5,15 @@ device's own, and their states have 16 bytes.
 """
 
 import ctypes
+import pathlib
+import traceback
 
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 DEVICE = torch.device("cuda:0")
 # Members of c10::DeviceType
 CUDA = 1
@@ -39,9 +42,37 @@ class CudaTensor(torch.Tensor):
         return super().__getitem__(tuple(torch.tensor(x, device=DEVICE) if isinstance(x, list) else x for x in index))
 
 
+waits = []  # file and line of this repository that made the host wait for the GPU, each time
+WAITING = ("_local_scalar_dense", "nonzero", "masked_select")
+
+
+def note_wait():
+    """Add the innermost line of the repository, tests aside, to `waits`."""
+    frames = [frame for frame in traceback.extract_stack() if frame.filename.startswith(str(ROOT))]
+    own = [frame for frame in frames if "/tests/" not in frame.filename]
+    if own:
+        waits.append(f"{pathlib.Path(own[-1].filename).relative_to(ROOT)}:{own[-1].lineno}")
+
+
+def must_wait(func, args, kwargs, on_cuda):
+    """Whether an operator's result, or its size, must be known to the host before it goes on."""
+    name = func.overloadpacket.__name__
+    if name in INDEXING and on_cuda:
+        return any(torch.is_tensor(index) and index.dtype == torch.bool for index in args[1])
+    to_host = name == "_to_copy" and torch.device(kwargs.get("device") or "cuda").type == "cpu"
+    to_host = to_host or name == "copy_" and isinstance(args[1], CudaTensor) and not isinstance(args[0], CudaTensor)
+    given = isinstance(args[0], CudaTensor) if args else False
+    return to_host and (given or name == "copy_") or name in WAITING and on_cuda
+
+
 def of_values(name):
     """A method of CudaTensor that calls that of its values."""
-    return lambda self, *args: getattr(self.values, name)(*args)
+
+    def method(self, *args):
+        note_wait()
+        return getattr(self.values, name)(*args)
+
+    return method
 
 
 for name in ("tolist", "__format__", "__reduce_ex__"):  # a saved tensor is what map_location="cpu" makes of it
@@ -79,6 +110,8 @@ class Device(TorchDispatchMode):
         on_cuda = check_tensors(func, args, kwargs) if device is None else torch.device(device).type != "cpu"
         if given and on_cuda != (given._cdata in CudaGenerator.made):
             raise RuntimeError(f"{func}: the generator is not on the device of the result")
+        if must_wait(func, args, kwargs, on_cuda):
+            note_wait()
         if kwargs.get("device"):
             kwargs["device"] = "cpu"
         if kwargs.get("pin_memory"):

@@ -3,6 +3,8 @@
 Kernels, streams and speed need a GPU: `python -m benchmarks.scripts.gpu`.
 """
 
+from collections import Counter
+
 import pytest
 import torch
 
@@ -16,7 +18,7 @@ import ppo
 import sapg
 from benchmarks.scripts import gpu
 from tests.conftest import DRIFT, every_script, the_run
-from tests.cuda.conftest import CudaTensor
+from tests.cuda.conftest import CudaTensor, waits
 from tests.scripts.conftest import assert_same_state, checkpoint
 
 pytestmark = pytest.mark.usefixtures("cuda")
@@ -130,6 +132,17 @@ def test_a_run_and_its_resumption(script, network):
     torch.manual_seed(99)
     script.main(f"--resume {the_run()} --total-timesteps {whole['global_step']}".split())
     assert_same_state(whole, checkpoint(the_run()))
+
+
+def test_an_iteration_waits_for_the_gpu_five_times_at_most():
+    """Where an episode was truncated, the KL of each of two epochs, the check for NaN, and the log."""
+    places = {}
+    for iterations in (3, 4):
+        waits.clear()
+        ppo.main(f"{SIZES} --env-id {DRIFT} --total-timesteps {iterations * 24 * 9} --exp-name of{iterations}".split())
+        places[iterations] = Counter(waits)
+    of_one = places[4] - places[3]
+    assert 3 <= of_one.total() <= 5, of_one
 
 
 @every_script
