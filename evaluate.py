@@ -24,6 +24,9 @@ from PIL import Image
 
 FILM_SECONDS = 10  # at most
 FILM_RATE = 20  # frames per second, at most
+TRIALS = 16  # episodes of every agent in the search for the best
+FINALISTS = 4  # agents that then play FINAL_TRIALS episodes each
+FINAL_TRIALS = 100
 MAX_STEPS = 100_000  # steps after which an evaluation gives up episodes, unless training's were a tenth as long
 
 
@@ -36,7 +39,9 @@ class Args:
     video: Optional[str] = None
     """film one episode of each of --agents, side by side, to this .mp4, .gif or .webp"""
     agents: Tuple[int, ...] = ()
-    """agents to score or film; none: scores of agent 0 and the best, a film of the leader (PBT: the best)"""
+    """agents to score or film; none: the leader, of PBT the best"""
+    best: bool = False
+    """add the best agent: all play 16 episodes, then the best four 100"""
     seed: int = 1_000_000
     """random seed of the environments and the action noise"""
     engine: Literal["auto", "mujoco", "warp", "isaacgym"] = "auto"
@@ -138,34 +143,60 @@ def play(env, player, max_steps=MAX_STEPS):
     return results
 
 
-def agents_of(saved, script):
-    """Number of agents, the leader (where none leads, the best), the best by its latest objective in training."""
-    best = saved["rollout"][0]["episodes"]["means"][2].nan_to_num(-math.inf).argmax().item()
-    leader = getattr(script.Agent, "leader", best)
-    return saved["args"].get("num_agents", 1), leader, best
+def play_agents(saved, script, ids, actions, seed, engine):
+    """One whole episode of agent ids[i] in environment i: return, length and objective (3, N), NaN as of `play`.
+
+    actions: "sampled" or "mean". Equal seeds and numbers of environments mean equal beginnings.
+    """
+    env = make_env(saved, len(ids), seed, engine, ids.device)
+    player = Player(make_agent(saved, script, env, ids.device), ids, deterministic=actions == "mean")
+    torch.manual_seed(seed)
+    return play(env, player, step_limit(saved)).double()
 
 
-def players_of(saved, script):
-    """What a table scores unless --agents says it: the leader (agent 0 where none leads) and the best. [(name, id)]"""
-    _, leader, best = agents_of(saved, script)
-    first = "leader" if hasattr(script.Agent, "leader") else "agent"
-    players = [(first, leader if first == "leader" else 0)]
-    return players if best == players[0][1] else [*players, ("best", best)]
+def num_agents_of(saved):
+    return saved["args"].get("num_agents", 1)
+
+
+def find_best(saved, script, seed, engine, device):
+    """The agent with the highest mean objective, as found by evaluations with mean actions.
+
+    Its latest episodes in training would name the luckiest of many agents. So all play TRIALS episodes, and those that
+    are best then FINAL_TRIALS of others, from the same beginnings.
+    """
+    num_agents = num_agents_of(saved)
+    ids = torch.arange(num_agents, device=device).repeat_interleave(TRIALS)
+    print(f"the best agent: {TRIALS} episodes of each of {num_agents}", flush=True)
+    trials = play_agents(saved, script, ids, "mean", seed + 1, engine)[2].view(num_agents, TRIALS)
+    finalists = trials.nanmean(1).nan_to_num(-math.inf).topk(min(FINALISTS, num_agents)).indices.tolist()
+    print(f"the best agent: {FINAL_TRIALS} episodes of each of {', '.join(map(str, finalists))}", flush=True)
+    scores = []
+    for k in finalists:
+        ids = torch.full((FINAL_TRIALS,), k, device=device)
+        scores.append(play_agents(saved, script, ids, "mean", seed + 2, engine)[2].nanmean().item())
+    best = max(zip(scores, finalists))[1]
+    print("the best agent:", ", ".join(f"{k} scores {score:.2f}" for k, score in zip(finalists, scores)), flush=True)
+    return best
+
+
+def default_player(saved, script, seed, engine, device):
+    """Name and number of the agent that stands for all: the leader or, where none leads, the best."""
+    if hasattr(script.Agent, "leader"):
+        return "leader", script.Agent.leader
+    if num_agents_of(saved) == 1:
+        return "agent", 0
+    return "best", find_best(saved, script, seed, engine, device)
 
 
 @harness.needs_output()
-def print_scores(saved, script, num_episodes, args, device):
-    """Play --agents, or the leader (agent 0 where none leads) and the best, with sampled and mean actions: a table."""
+def print_scores(saved, script, players, num_episodes, args, device):
+    """Play each of players, [(name, agent)], with sampled and with mean actions: a table."""
     print(f"{saved['args']['env_id']}, {saved['script']}.py, {saved['global_step']:,} steps, {num_episodes} episodes")
     print("| agent | actions | return | objective | episode length |\n|-|-|-|-|-|", flush=True)
-    for name, k in [("agent", k) for k in args.agents] or players_of(saved, script):
+    for name, k in players:
         for actions in ("sampled", "mean"):
-            env = make_env(saved, num_episodes, args.seed, args.engine, device)
             ids = torch.full((num_episodes,), k, device=device)
-            player = Player(make_agent(saved, script, env, device), ids, deterministic=actions == "mean")
-            torch.manual_seed(args.seed)
-            results = play(env, player, step_limit(saved)).double()
-            del env  # before the next one takes memory
+            results = play_agents(saved, script, ids, actions, args.seed, args.engine)
             finished = results[:, ~results[1].isnan()]  # their lengths are known
             returns, lengths, objectives = finished
             score = f"{mean_and_error(returns)} | {mean_and_error(objectives)} | {lengths.mean():.0f}"
@@ -228,14 +259,19 @@ def main(argv=None):
         harness.refuse("--episodes", args.episodes, "must be at least 1")
     device = "cuda" if args.cuda and torch.cuda.is_available() else "cpu"
     saved, script = load(args.run)
-    num_agents, leader, _ = agents_of(saved, script)
+    last = num_agents_of(saved) - 1
     for k in args.agents:
-        if not 0 <= k < num_agents:
-            harness.refuse("--agents", k, f"must be between 0 and {num_agents - 1}")
+        if not 0 <= k <= last:
+            harness.refuse("--agents", k, f"must be between 0 and {last}")
+    players = [("agent", k) for k in args.agents]
+    if not players:
+        players.append(default_player(saved, script, args.seed, args.engine, device))
+    if args.best and players[-1][0] != "best":
+        players.append(("best", find_best(saved, script, args.seed, args.engine, device)))
     if args.episodes or not args.video:
-        print_scores(saved, script, args.episodes or 100, args, device)
+        print_scores(saved, script, players, args.episodes or 100, args, device)
     if args.video:
-        ids = torch.tensor(args.agents or (leader,), device=device)
+        ids = torch.tensor([k for _, k in players], device=device)
         print(f"{args.video}: films agent {', '.join(map(str, ids.tolist()))} with mean actions", flush=True)
         env = make_env(saved, len(ids), args.seed, args.engine, device)
         player = Player(make_agent(saved, script, env, device), ids, deterministic=True)

@@ -12,10 +12,13 @@ from typing import Optional
 import envs  # noqa: F401, before torch: Isaac Gym must be imported first
 import harness
 from envs.adapters.adapter import Adapter
-from evaluate import Player, agents_of, load, make_agent, make_env
+from evaluate import Player, default_player, load, make_agent, make_env, num_agents_of
 
 import torch
 import tyro
+
+
+SEED = 1_000_000  # of the evaluations that find PBT's best agent
 
 
 @dataclasses.dataclass
@@ -108,12 +111,14 @@ def save_policy(folder, saved, env):
 def main(argv=None):
     args = tyro.cli(Args, args=argv)
     saved, script = load(args.run)
-    num_agents, leader, _ = agents_of(saved, script)
-    k = leader if args.agent is None else args.agent
-    if args.agent is not None and not (args.output.endswith(".onnx") and 0 <= k < num_agents):
-        harness.refuse("--agent", k, f"needs an .onnx file as output, and must be between 0 and {num_agents - 1}")
+    last = num_agents_of(saved) - 1
+    if args.agent is not None and not (args.output.endswith(".onnx") and 0 <= args.agent <= last):
+        harness.refuse("--agent", args.agent, f"needs an .onnx file as output, and must be between 0 and {last}")
     env = make_env(saved, 1, 1, "auto", "cpu")
     if args.output.endswith(".onnx"):
+        k = args.agent
+        if k is None:
+            _, k = default_player(saved, script, SEED, "auto", "cpu")
         export_onnx(args.output, saved, make_agent(saved, script, env, "cpu"), k, env)
     elif os.path.exists(os.path.join(args.output, "checkpoint.pt")):  # an evaluation of that run would play the policy
         harness.refuse("output", args.output, "must not be the folder of a run")

@@ -33,7 +33,7 @@ def trained_actions(env, path):
     """The mean actions of the leader of a trained policy."""
     saved, script = evaluate.load(str(path))
     agent = evaluate.make_agent(saved, script, env, "cpu")
-    _, leader, _ = evaluate.agents_of(saved, script)
+    _, leader = evaluate.default_player(saved, script, 1, "mujoco", "cpu")
     player = evaluate.Player(agent, torch.full((env.num_envs,), leader), deterministic=True)
     return player.act
 

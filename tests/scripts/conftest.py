@@ -41,13 +41,6 @@ def checkpoint(folder, name="checkpoint.pt"):
     return torch.load(folder / name, weights_only=True)
 
 
-def make_best(folder, agent):
-    """Of a saved run of four agents: as if this one had ended with the highest objective."""
-    saved = checkpoint(pathlib.Path(folder))
-    saved["rollout"][0]["episodes"]["means"][2] = torch.eye(4)[agent]
-    torch.save(saved, pathlib.Path(folder) / "checkpoint.pt")
-
-
 def differences(a, b, path=""):
     """Where two states differ, as paths such as ['agent']['latents']; NaN equals NaN."""
     if isinstance(a, dict) and isinstance(b, dict):

@@ -23,7 +23,7 @@ import ppo
 import sapg
 from envs.base import VectorEnv
 from tests.conftest import the_run, written
-from tests.scripts.conftest import ENVIRONMENT, ROOT, checkpoint, differences, make_best, refused
+from tests.scripts.conftest import ENVIRONMENT, ROOT, checkpoint, differences, refused
 
 POPULATION = {ppo: "", **dict.fromkeys((sapg, cpo, epo, pbt), "--num-agents 4")}
 FLAGS = "--no-cuda --num-envs 32 --num-steps 32 --num-minibatches 2 --hidden-sizes 16 --lstm-size 8"
@@ -44,10 +44,9 @@ def test_a_checkpoint_scores_as_the_agent_in_memory(script, network, new_process
     monkeypatch.setattr(script, "Agent", lambda *args: agents.append(make(*args)) or agents[-1])
     run = train(script, f"--env-id Cartpole --total-timesteps 4096 {network}")
     before = {key: value.clone() for key, value in agents[0].state_dict().items()}
-    num_agents, _, best = evaluate.agents_of(*evaluate.load(run))
+    last = 0 if script is ppo else 3
     rows = []
-    assert num_agents == (1 if script is ppo else 4)
-    for k, deterministic in itertools.product((0, best) if best else (0,), (False, True)):
+    for k, deterministic in itertools.product((0, last), (False, True)):
         torch.manual_seed(7)
         player = evaluate.Player(agents[0], torch.full((6,), k), deterministic)
         returns, lengths, _ = evaluate.play(envs.make("Cartpole", 6, "cpu", 7), player).double()
@@ -56,6 +55,7 @@ def test_a_checkpoint_scores_as_the_agent_in_memory(script, network, new_process
         rows.append(f"{score} | {score} | {lengths.mean():.0f} |")
     assert differences(agents[0].state_dict(), before) == []  # nothing moved
     flags = [run, "--episodes", "6", "--seed", "7", "--no-cuda"]
+    flags += ["--agents", "0"] if script is pbt else []  # it has no leader
     capsys.readouterr()
     if new_process:
         command = [sys.executable, str(ROOT / "evaluate.py"), *flags]
@@ -65,10 +65,10 @@ def test_a_checkpoint_scores_as_the_agent_in_memory(script, network, new_process
         out = capsys.readouterr().out
     first, _, _, *table = out.splitlines()
     assert first == f"Cartpole, {script.__name__}.py, 4,096 steps, 6 episodes"
-    assert [row.split(" | ", 2)[2] for row in table] == rows
-    names = ("agent" if script in (ppo, pbt) else "leader", *(("best",) if best else ()))
-    assert [row.split(", ")[0] for row in table] == [f"| {name}" for name in names for _ in range(2)]
-    evaluate.main([*flags, "--agents", str(best)])
+    assert [row.split(" | ", 2)[2] for row in table] == rows[:2]
+    name = "agent" if script in (ppo, pbt) else "leader"
+    assert [row.split(", ")[0] for row in table] == [f"| {name}"] * 2
+    evaluate.main([*flags, "--agents", str(last)])
     assert [row.split(" | ", 2)[2] for row in capsys.readouterr().out.splitlines()[3:]] == rows[-2:]
 
 
@@ -102,20 +102,34 @@ def test_a_copy_of_a_script_trains_resumes_and_plays(capsys):
     assert "std_range" in out  # which is ignored
 
 
-@pytest.mark.parametrize("script, leader, players", [
-    (epo, 0, [("leader", 0), ("best", 2)]), (pbt, 2, [("agent", 0), ("best", 2)]),
-], ids=["epo", "pbt"])  # fmt: skip
-def test_the_best_agent_is_the_one_with_the_highest_objective(script, leader, players):
-    means = torch.tensor([[9.0, 1.0, 1.0, 1.0], [9.0, 1.0, 1.0, 1.0], [1.0, -3.0, 7.0, float("nan")]])
-    saved = {"args": {"num_agents": 4}, "rollout": [{"episodes": {"means": means}}]}
-    assert evaluate.agents_of(saved, script) == (4, leader, 2)
-    assert evaluate.players_of(saved, script) == players
+def test_the_best_agent_wins_the_second_round_not_the_first(monkeypatch):
+    first = torch.tensor([0.0, 5.0, 4.0, 6.0, 3.0, float("nan")])
+    second = torch.tensor([9.0, 5.0, 4.0, 1.0, 2.0, 9.0])  # of agents 1 to 4 alone
+    seeds = []
+
+    def play_agents(saved, script, ids, actions, seed, engine):
+        assert actions == "mean"
+        seeds.append(seed)
+        assert len(ids) == (16 * 6 if len(seeds) == 1 else 100)
+        return (first if len(seeds) == 1 else second)[ids].expand(3, -1)
+
+    monkeypatch.setattr(evaluate, "play_agents", play_agents)
+    assert evaluate.find_best({"args": {"num_agents": 6}}, epo, 7, "auto", "cpu") == 1
+    assert seeds == [8, 9, 9, 9, 9]  # a table of seed 7 shows other episodes than those that chose
 
 
-def test_an_only_agent_is_the_best_even_if_no_episode_has_ended():
-    saved = {"args": {}, "rollout": [{"episodes": {"means": torch.full((3, 1), float("nan"))}}]}
-    assert evaluate.agents_of(saved, ppo) == (1, 0, 0)
-    assert evaluate.players_of(saved, ppo) == [("agent", 0)]
+@pytest.mark.parametrize("script, flags, players", [
+    (ppo, "", ["agent"]), (epo, "", ["leader"]), (epo, "--best", ["leader", "best"]), (pbt, "", ["best"]),
+    (pbt, "--agents 2 --best", ["agent", "best"]),
+])  # fmt: skip
+def test_who_is_scored(script, flags, players, monkeypatch, capsys):
+    monkeypatch.setattr(evaluate, "TRIALS", 1)
+    monkeypatch.setattr(evaluate, "FINAL_TRIALS", 2)
+    run = train(script)
+    capsys.readouterr()
+    evaluate.main([run, "--episodes", "2", "--no-cuda", *flags.split()])
+    rows = [line for line in capsys.readouterr().out.splitlines() if " | mean | " in line]
+    assert [row.split(", ")[0] for row in rows] == [f"| {name}" for name in players]
 
 
 class Counting(VectorEnv):
@@ -236,7 +250,7 @@ def test_an_evaluation_begins_whole_episodes_with_the_curriculum_of_training():
 def test_videos(script, env_id, agents, filmed, shape, monkeypatch, capsys):
     monkeypatch.setattr(envs.find_class(env_id), "max_episode_steps", 20)  # without a GPU a picture takes 0.3 s
     run = train(script, f"--env-id {env_id} --total-timesteps 4096")
-    make_best(run, 2)
+    monkeypatch.setattr(evaluate, "find_best", lambda *args: 2)
     flags = ["--agents", *map(str, agents)] if agents else []
     make = evaluate.Player
     players = []
