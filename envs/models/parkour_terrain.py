@@ -1,0 +1,317 @@
+"""The courses of A1Parkour: columns of ten tiles, one tile per level, each with six obstacles and eight goals.
+
+The dimensions are those of Extreme Parkour (https://arxiv.org/abs/2309.14341), without its roughness. x is the running
+direction and y points to the left; a column begins at x = 0 and its middle is y = 0. Everything is a box, whose edges
+lie on a grid of cells, so that physics, height map, edges and goals follow from the same boxes.
+"""
+
+import functools
+import math
+from typing import List, NamedTuple, Optional, Tuple
+
+import mujoco
+import numpy as np
+
+from envs.models import a1
+from envs.models.visuals import ORANGE, draw
+
+KINDS = ("stones", "hurdle", "flat", "step", "gap")
+NUM_LEVELS, NUM_OBSTACLES, NUM_GOALS = 10, 6, 8
+NUM_COLUMNS = 40  # column c has the kind c % 5
+CELL = 0.05  # m
+# Lengths in cells
+TILE_LENGTH = 360
+PLATFORM = 50  # of even ground at the beginning of a tile
+BORDER = 100  # of even ground before the first and behind the last tile
+HALF_WIDTH = 80  # of ground and pits; who goes farther to the side falls
+FIELD_HALF_WIDTH = 44  # of the height map, which ends 20 cm beside the tile of Extreme Parkour
+FIELD_LENGTH = 2 * BORDER + NUM_LEVELS * TILE_LENGTH
+
+START = 1.0  # m, x of the robot's start in its tile
+STONE_THICKNESS = 0.1  # m; ours: the stones of Extreme Parkour reach down to the floor of the pit
+GROUND_THICKNESS = 1.5  # m
+EDGE_HEIGHT = 0.075  # m; a lower step between two cells is no edge
+UNUSED_HEIGHT = -100.0  # m, of boxes that a column does not need
+
+# How many boxes of each part a column has, in this order
+NUM_GROUNDS, NUM_FLOORS = NUM_LEVELS + 1, NUM_LEVELS
+NUM_BOXES = NUM_GROUNDS + NUM_FLOORS + NUM_LEVELS * NUM_OBSTACLES
+GOAL, NEXT_GOAL = "goal", "next_goal"  # mocap bodies that are only drawn
+
+
+class Box(NamedTuple):
+    """A box whose top is even, or inclined sideways."""
+
+    x: Tuple[int, int]  # cells, from and to
+    y: Tuple[int, int]
+    bottom: float  # m
+    top: float  # m, at the middle
+    slope: float = 0.0  # how much the top rises per metre of y
+
+
+class Tile(NamedTuple):
+    """A tile that begins at x = 0."""
+
+    pit: Optional[Tuple[int, int, float]]  # from and to (cells), depth (m)
+    obstacles: List[Box]
+    goals: List[Tuple[int, int]]  # x, y in cells
+
+
+class Column(NamedTuple):
+    kind: str
+    boxes: List[Optional[Box]]  # (NUM_BOXES,), None where the column does not need one
+    goals: np.ndarray  # (NUM_LEVELS, NUM_GOALS, 2) m
+
+
+def make_tile(kind, level, rng):
+    """A Tile of one of KINDS at a level from 0 to 9. Draws from rng, a numpy.random.Generator."""
+    return TILES[kind](level / (NUM_LEVELS - 1), rng)
+
+
+def _cells(length):
+    return round(length / CELL)
+
+
+def _draw(rng, low, high):
+    """A random whole number of cells from low to high, both in m. As in the original, without the last."""
+    return int(rng.integers(_cells(low), _cells(high)))
+
+
+def _around(centre, length):
+    """From and to of `length` cells about the cell `centre`."""
+    return centre - length // 2, centre - length // 2 + length
+
+
+def _make_stones(difficulty, rng):
+    """Stones beside each other over a pit, inclined towards the middle line, the last one longer and steeper."""
+    depth = rng.uniform(0.2, 1.0)
+    length = 4 * round(rng.uniform(0.9 - 0.3 * difficulty, 1.0 - 0.2 * difficulty) / (4 * CELL))
+    width = _cells(1.0)
+    last_length = _cells(1.6)
+
+    def draw_spacing():
+        return length + _draw(rng, -0.1, 0.1 + 0.3 * difficulty)
+
+    x = PLATFORM + length // 2 - draw_spacing()
+    side = int(rng.choice([-1, 1]))
+    goals = [(PLATFORM - length // 2, 0)]
+    stones = []
+    for i in range(NUM_OBSTACLES):
+        last = i == NUM_OBSTACLES - 1
+        x += draw_spacing() + (last_length // 4 if last else 0)
+        y = side * _draw(rng, 0.2, 0.3 + 0.1 * difficulty)
+        rise = 0.1 + 0.15 * difficulty if last else 0.25 * difficulty  # m, of the outer edge over the middle
+        slope = side * rise / (width * CELL / 2)
+        stones.append(Box(_around(x, last_length if last else length), _around(y, width), -STONE_THICKNESS, 0.0, slope))
+        goals.append((x, y))
+        side = -side
+    goals.append((x + 2 * draw_spacing(), 0))
+    return Tile((PLATFORM, x + last_length // 2 + 1, depth), stones, goals)
+
+
+def _make_hurdles(difficulty, rng):
+    """Walls to climb or jump over. A goal lies before each."""
+    thickness = _cells(0.1 + 0.3 * difficulty)
+    half_width = _draw(rng, 0.4, 0.8)
+    goals = _make_goals_before_obstacles(rng, 1.2, 2.2)
+    hurdles = []
+    for (x, y), spacing in goals[1:-1]:
+        height = rng.uniform(0.1 + 0.1 * difficulty, 0.15 + 0.25 * difficulty)
+        x += spacing // 2
+        hurdles.append(Box(_around(x, thickness), (y - half_width, y + half_width), -0.1, height))
+    return Tile(None, hurdles, [goal for goal, _ in goals])
+
+
+def _make_flat(difficulty, rng):
+    """Even ground. The goals lie as between hurdles."""
+    return Tile(None, [], [goal for goal, _ in _make_goals_before_obstacles(rng, 1.5, 2.4)])
+
+
+def _make_goals_before_obstacles(rng, low, high):
+    """Goals halfway to obstacles that are `low` to `high` m apart: [((x, y), spacing)], in cells."""
+    x = PLATFORM
+    goals = [((PLATFORM - 1, 0), 0)]
+    for _ in range(NUM_OBSTACLES):
+        spacing = _draw(rng, low, high)
+        x += spacing
+        goals.append(((x - spacing // 2, _draw(rng, -0.4, 0.4)), spacing))
+    goals.append((_last_goal(x + _draw(rng, low, high)), 0))
+    return goals
+
+
+def _last_goal(x):
+    """The goal (x, 0) behind the last obstacle, moved back onto the tile if need be."""
+    return (x if x <= TILE_LENGTH else TILE_LENGTH - 9), 0
+
+
+def _make_steps(difficulty, rng):
+    """Three steps up and three down."""
+    height = 0.1 + 0.35 * difficulty
+    half_width = _draw(rng, 0.5, 1.0)
+
+    def draw_length():
+        return _draw(rng, 0.3 + height, 1.5 + height)
+
+    x = PLATFORM
+    goals = [(PLATFORM - _cells(1.0), 0)]
+    steps = []
+    for storey in (1, 2, 3, 3, 2, 1):
+        length = draw_length()
+        y = _draw(rng, -0.4, 0.4)
+        steps.append(Box((x, x + length), (y - half_width, y + half_width), -0.1, storey * height))
+        x += length
+        goals.append((x - length // 2, y))
+    goals.append(_last_goal(x + draw_length()))
+    return Tile(None, steps, goals)
+
+
+def _make_gaps(difficulty, rng):
+    """Strips of ground with gaps between them and a pit beside them. A goal lies before each gap."""
+    depth = rng.uniform(0.2, 1.0)
+    gap = _cells(0.1 + 0.7 * difficulty)
+    half_width = _draw(rng, 0.6, 1.2)
+
+    def draw_spacing():
+        return gap + _draw(rng, 0.8, 1.5)
+
+    x = PLATFORM
+    begin = PLATFORM
+    goals = [(PLATFORM - 1, 0)]
+    strips = []
+    for _ in range(NUM_OBSTACLES):
+        spacing = draw_spacing()
+        x += spacing
+        y = _draw(rng, -0.4, 0.4)
+        gap_begin, gap_end = _around(x, gap)
+        strips.append(Box((begin, gap_begin), (y - half_width, y + half_width), -GROUND_THICKNESS, 0.0))
+        goals.append((x - spacing // 2, y))
+        begin = gap_end
+    goals.append(_last_goal(x + draw_spacing()))
+    return Tile((PLATFORM, begin, depth), strips, goals)
+
+
+TILES = dict(zip(KINDS, (_make_stones, _make_hurdles, _make_flat, _make_steps, _make_gaps)))
+
+
+@functools.lru_cache(maxsize=None)
+def make_column(index):
+    """The Column `index`, from 0 to NUM_COLUMNS - 1. It is always the same: every run meets the same courses."""
+    kind = KINDS[index % len(KINDS)]
+    rng = np.random.default_rng(index)
+    across = (-HALF_WIDTH, HALF_WIDTH)
+    grounds, floors, obstacles, goals = [], [], [], []
+    begin = -BORDER  # of the ground before the next pit or tile
+    for level in range(NUM_LEVELS):
+        tile = make_tile(kind, level, rng)
+        origin = level * TILE_LENGTH
+        pit_begin, pit_end, depth = tile.pit or (TILE_LENGTH, TILE_LENGTH, 0.0)
+        grounds.append(Box((begin, origin + pit_begin), across, -GROUND_THICKNESS, 0.0))
+        begin = origin + pit_end
+        if tile.pit:
+            floors.append(Box((origin + pit_begin, begin), across, -depth - GROUND_THICKNESS, -depth))
+        for box in tile.obstacles:
+            obstacles.append(box._replace(x=(origin + box.x[0], origin + box.x[1])))
+        goals.append([(origin + x, y) for x, y in tile.goals])
+    grounds.append(Box((begin, NUM_LEVELS * TILE_LENGTH + BORDER), across, -GROUND_THICKNESS, 0.0))
+    boxes = [
+        *grounds,
+        *floors, *[None] * (NUM_FLOORS - len(floors)),
+        *obstacles, *[None] * (NUM_LEVELS * NUM_OBSTACLES - len(obstacles)),
+    ]  # fmt: skip
+    return Column(kind, boxes, CELL * np.array(goals))
+
+
+# ---------------------------------------------------------------- the height map
+
+
+def height_map(column):
+    """Height (m) of a Column's ground at the middle of each cell, (FIELD_LENGTH, 2 * FIELD_HALF_WIDTH) float32.
+
+    The cell at index (i, j) begins at x = (i - BORDER) * CELL, y = (j - FIELD_HALF_WIDTH) * CELL.
+    """
+    heights = np.full((FIELD_LENGTH, 2 * FIELD_HALF_WIDTH), -np.inf, np.float32)
+    y = CELL * (np.arange(2 * FIELD_HALF_WIDTH) + 0.5 - FIELD_HALF_WIDTH)
+    for box in column.boxes:
+        if box is not None:
+            rows = slice(box.x[0] + BORDER, box.x[1] + BORDER)
+            heights[rows] = np.maximum(heights[rows], _profile(box, y))
+    return heights
+
+
+def _profile(box, y):
+    """Height (m) of a box seen from above at y (m), -inf beside it."""
+    begin, end = CELL * box.y[0], CELL * box.y[1]
+    middle, half_width = (begin + end) / 2, (end - begin) / 2
+    top = np.where(abs(y - middle) < half_width, box.top + box.slope * (y - middle), -np.inf)
+    if box.slope == 0.0:
+        return top
+    # the side of an inclined box that faces up
+    beyond = np.sign(box.slope) * (y - middle) - half_width
+    overhang = (box.top - box.bottom) * math.sin(math.atan(abs(box.slope)))
+    side = box.top + abs(box.slope) * half_width - beyond / abs(box.slope)
+    return np.where((beyond >= 0.0) & (beyond < overhang), side, top)
+
+
+def edge_map(heights):
+    """Whether each cell of a height map is at an edge across the running direction, as bool.
+
+    These are the lower cells at a step of more than EDGE_HEIGHT between neighbours in x, and their neighbours in x.
+    """
+    rise = np.diff(heights, axis=0)
+    lower = np.zeros(heights.shape, bool)
+    lower[:-1] |= rise > EDGE_HEIGHT
+    lower[1:] |= rise < -EDGE_HEIGHT
+    edges = lower.copy()
+    edges[:-1] |= lower[1:]
+    edges[1:] |= lower[:-1]
+    return edges
+
+
+# ---------------------------------------------------------------- the model
+
+
+def build_scene(column, dynamics):
+    """The robot on a Column, as a mujoco.MjSpec. dynamics: an a1.Dynamics.
+
+    All columns have the same structure: NUM_BOXES bodies of one box each. Bodies without a joint cost little, and as
+    shapes of one body they would differ in its tree of bounding volumes, which the worlds of an engine must share.
+    Columns that need fewer boxes have the others far below.
+    """
+    spec = a1.build(dynamics)
+    spec.add_material(name="floor", rgba=(0.42, 0.45, 0.50, 1.0))
+    for i, colour in enumerate(((0.86, 0.74, 0.58), (0.80, 0.62, 0.42))):
+        spec.add_material(name="obstacle%d" % i, rgba=(*colour, 1.0))
+    for i, box in enumerate(column.boxes):
+        pos, half_edges, roll = _box_geometry(box, i)
+        body = spec.worldbody.add_body(
+            name="terrain_%d" % i, pos=pos, quat=(math.cos(roll / 2), math.sin(roll / 2), 0, 0)
+        )
+        if i < NUM_GROUNDS:
+            material = "ground"
+        elif i < NUM_GROUNDS + NUM_FLOORS:
+            material = "floor"
+        else:
+            material = "obstacle%d" % (i % 2)
+        body.add_geom(
+            type=mujoco.mjtGeom.mjGEOM_BOX, size=half_edges, contype=1, conaffinity=0, mass=0, material=material
+        )
+    for name, alpha in ((GOAL, 0.9), (NEXT_GOAL, 0.3)):
+        marker = spec.worldbody.add_body(name=name, mocap=True, pos=(0, 0, UNUSED_HEIGHT))
+        draw(marker, "sphere", (0, 0, 0.0), 0.06, colour=ORANGE, alpha=alpha)
+        draw(marker, "cylinder", (0, 0, -0.4), (0, 0, -0.05), 0.008, colour=ORANGE, alpha=alpha)
+    return spec
+
+
+def _box_geometry(box, index):
+    """Centre (3,) m, half edges (3,) m, and roll (rad) of the box `index` of a column, or of None."""
+    if box is None:
+        return (0.0, 0.0, UNUSED_HEIGHT - index), (0.1, 0.1, 0.1), 0.0
+    roll = math.atan(box.slope)
+    half_height = (box.top - box.bottom) / 2
+    centre = (
+        CELL * (box.x[0] + box.x[1]) / 2,
+        CELL * (box.y[0] + box.y[1]) / 2 + half_height * math.sin(roll),
+        box.top - half_height * math.cos(roll),
+    )
+    half_edges = (CELL * (box.x[1] - box.x[0]) / 2, CELL * (box.y[1] - box.y[0]) / 2 / math.cos(roll), half_height)
+    return centre, half_edges, roll
