@@ -13,6 +13,7 @@ from envs.base import UnsupportedError, VectorEnv  # noqa: F401
 from envs.imports import import_module
 
 TASKS = {
+    "A1Parkour": "envs.tasks.a1_parkour:A1Parkour",
     "AllegroHand": "envs.tasks.in_hand:AllegroHand",
     "AllegroKukaRegrasping": "envs.tasks.allegro_kuka:AllegroKukaRegrasping",
     "AllegroKukaRegraspingRelativeTargets": (

@@ -32,6 +32,10 @@ LOCOMOTION = dict(
     num_envs=24_576, total_timesteps=5_000_000_000, num_steps=8, num_minibatches=2, update_epochs=5,
     kl_threshold=0.008, clip_coef=0.2, vf_coef=4.0, bounds_coef=1e-4, hidden_sizes=(768, 512, 256),
 )  # fmt: skip
+EPO_LOCOMOTION = dict(  # EPO B.2's table for locomotion
+    num_steps=16, num_minibatches=4, update_epochs=2, learning_rate=1e-4, kl_threshold=0.016, clip_coef=0.1,
+    bounds_coef=1e-5, hidden_sizes=(512, 256, 128),
+)  # fmt: skip
 FRANKA_CUBE = dict(
     num_envs=24_576, total_timesteps=5_000_000_000, num_steps=16, num_minibatches=4, update_epochs=8,
     learning_rate=5e-4, kl_threshold=0.008, clip_coef=0.2, vf_coef=4.0, bounds_coef=1e-4,
@@ -44,6 +48,7 @@ RL_GAMES = dict(  # its configurations for EnvPool's MuJoCo tasks; minibatches o
 # Ours
 TOY = dict(num_envs=3_072, num_steps=16, num_minibatches=4, update_epochs=2, kl_threshold=0.016, hidden_sizes=(64, 64))
 COMMON = {  # to all scripts
+    "A1Parkour": {**LOCOMOTION, **EPO_LOCOMOTION, "init_std": 0.2},
     "AllegroHand": dict(IN_HAND, hidden_sizes=(512, 256, 128)),
     **dict.fromkeys(ALL_ALLEGRO_KUKA, ALLEGRO_KUKA),
     **dict.fromkeys(RELATIVE_TARGETS, dict(ALLEGRO_KUKA, kl_threshold=0.008, clip_coef=0.2, init_std=0.4)),  # ours
@@ -87,15 +92,11 @@ CPO = merge(SAPG, {  # CPO Tables 3-6
     **dict.fromkeys(FRANKA_CUBES, dict(awac_coef=0.0005, awac_temperature=0.1, discriminator_sizes=(256, 128, 64))),
     "ShadowHand": dict(adversarial_coef=0.01),
 })  # fmt: skip
-EPO_LOCOMOTION = dict(  # EPO B.2's table for locomotion
-    num_steps=16, num_minibatches=4, update_epochs=2, learning_rate=1e-4, kl_threshold=0.016, clip_coef=0.1,
-    bounds_coef=1e-5, hidden_sizes=(512, 256, 128), ga_threshold=0.5,
-)  # fmt: skip
 EPO = merge(
     SAPG,
     {
         **dict.fromkeys(ALL_ALLEGRO_KUKA, dict(bounds_coef=1e-5)),  # EPO B.2
-        **dict.fromkeys(("Anymal", "Humanoid"), EPO_LOCOMOTION),
+        **dict.fromkeys(("A1Parkour", "Anymal", "Humanoid"), dict(EPO_LOCOMOTION, ga_threshold=0.5)),
         **{task: dict(ga_threshold=0.5) for task in COMMON if task == "Ant" or task.startswith("envpool:")},
     },
 )

@@ -37,6 +37,7 @@ UNUSED_HEIGHT = -100.0  # m, of boxes that a column does not need
 NUM_GROUNDS, NUM_FLOORS = NUM_LEVELS + 1, NUM_LEVELS
 NUM_BOXES = NUM_GROUNDS + NUM_FLOORS + NUM_LEVELS * NUM_OBSTACLES
 GOAL, NEXT_GOAL = "goal", "next_goal"  # mocap bodies that are only drawn
+MARKER_HEIGHT = 0.45  # m, of their balls over the ground
 
 
 class Box(NamedTuple):
@@ -298,7 +299,7 @@ def build_scene(column, dynamics):
     for name, alpha in ((GOAL, 0.9), (NEXT_GOAL, 0.3)):
         marker = spec.worldbody.add_body(name=name, mocap=True, pos=(0, 0, UNUSED_HEIGHT))
         draw(marker, "sphere", (0, 0, 0.0), 0.06, colour=ORANGE, alpha=alpha)
-        draw(marker, "cylinder", (0, 0, -0.4), (0, 0, -0.05), 0.008, colour=ORANGE, alpha=alpha)
+        draw(marker, "cylinder", (0, 0, -MARKER_HEIGHT), (0, 0, -0.05), 0.008, colour=ORANGE, alpha=alpha)
     return spec
 
 

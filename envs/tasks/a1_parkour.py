@@ -1,0 +1,414 @@
+"""A1Parkour: the quadruped Unitree A1 (12 kg) crosses obstacles from goal to goal, on ten levels of difficulty.
+
+The task is the first phase of Extreme Parkour (https://arxiv.org/abs/2309.14341), which EPO's paper takes over.
+
+Shape letter: N num_envs. Units are metres, seconds and radians, and the world's z axis points up. Quaternions are
+ordered w, x, y, z.
+"""
+
+import functools
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from envs.base import VectorEnv
+from envs.engines import make_engine
+from envs.models import a1
+from envs.models import parkour_terrain as terrain
+from envs.rotations import rotation_matrix
+
+NUM_JOINTS, NUM_LEGS = 12, 4
+# World i runs on column i % NUM_COLUMNS, so that any block of worlds, an agent's too, meets all kinds of obstacles, and
+# as robot i % NUM_ROBOTS.
+NUM_ROBOTS = 5 * terrain.NUM_COLUMNS
+MAX_CONTACTS, MAX_CONSTRAINTS = 32, 160
+ACTION_SCALE = 1.2  # rad, from the default pose to the target at an action of 1
+RESET_RANGE = 0.9  # rad; at a reset, each joint is up to this far beyond the default pose
+
+# Of the robots, low and high
+ADDED_MASS = (0.0, 3.0)  # kg
+COM_SHIFT = (-0.2, 0.2)  # m, in each direction
+FRICTION = (0.6, 2.0)
+GAIN_FACTOR = (0.8, 1.2)  # of each drive's stiffness and damping
+
+SPEED_RANGE = (0.3, 0.8)  # m/s, of the command
+COMMAND_PERIOD = 300  # control steps
+PUSH_SPEED = 0.5  # m/s
+PUSH_PERIOD = 400  # control steps
+GOAL_RADIUS = 0.2  # m
+GOAL_STEPS = 6  # within the radius, until the next goal is the current one
+MAX_TILT = 1.5  # rad, roll and pitch
+MIN_HEIGHT = -0.25  # m, of the base; below it the robot has fallen into a pit
+
+# Share of the way that the commanded speed covers in a whole episode, beyond which the level rises, and below which it
+# falls
+PROMOTION, DEMOTION = 0.8, 0.4
+
+SCAN_X = np.linspace(-0.45, 1.2, 12)  # m, points of the height scan, in front of the base
+SCAN_Y = np.linspace(-0.75, 0.75, 11)
+SCAN_OFFSET = 0.3  # m, about the height of the base over the ground
+OBS_LIMIT = 100.0
+
+FOOT_CONTACT_FORCE = 2.0  # N
+COLLISION_FORCE = 0.1  # N
+ORIGINAL_ACTION_SCALE = 0.25  # rad; the reward counts changes of the action in this unit
+EDGE_LEVEL = 3  # edges cost nothing up to this level
+REWARD_WEIGHTS = {  # per second
+    "goal_velocity": 1.5,
+    "yaw": 0.5,
+    "vertical_velocity": -1.0,
+    "angular_velocity": -0.05,
+    "orientation": -1.0,
+    "joint_acceleration": -2.5e-7,
+    "collision": -10.0,
+    "action_rate": -0.1,
+    "torque_change": -1e-7,
+    "torque": -1e-5,
+    "hip_position": -0.5,
+    "joint_position": -0.04,
+    "stumble": -1.0,
+    "edge": -1.0,
+}
+
+
+class Motion(NamedTuple):
+    """What the reward of a control step depends on; velocities and forces are those at its end."""
+
+    to_goal: Tensor  # (N, 2) m, horizontal vector to the goal
+    velocity: Tensor  # (N, 2) m/s, horizontal velocity in world axes
+    command: Tensor  # (N,) m/s
+    yaw_error: Tensor  # (N,) between the heading and the goal
+    linear: Tensor  # (N, 3) m/s, velocity in base axes
+    angular: Tensor  # (N, 3) rad/s, in base axes
+    gravity: Tensor  # (N, 3), direction in base axes
+    joint_error: Tensor  # (N, 12), distance from the default pose
+    joint_acceleration: Tensor  # (N, 12) rad/s^2, mean over the step
+    action_change: Tensor  # (N, 12), difference to the last action
+    torque: Tensor  # (N, 12) N m
+    torque_change: Tensor  # (N, 12) N m
+    body_force: Tensor  # (N, 9, 3) N, contact forces on base, thighs and calves
+    foot_force: Tensor  # (N, 4, 3) N
+    foot_on_edge: Tensor  # (N, 4) bool, of feet in contact
+    flat: Tensor  # (N,) bool, whether the course has no obstacles
+    level: Tensor  # (N,)
+
+
+def reward_terms(m):
+    """The terms of one control step's reward, name -> (N,). m: a Motion. Their sum is clamped to at least 0."""
+    direction = torch.nn.functional.normalize(m.to_goal, eps=1e-5)
+    approach = (m.velocity * direction).sum(1)
+    foot_vertical = m.foot_force[..., 2].abs()
+    foot_horizontal = m.foot_force[..., :2].norm(dim=2)
+    values = {
+        "goal_velocity": torch.minimum(approach, m.command) / (m.command + 1e-5),
+        "yaw": torch.exp(-m.yaw_error.abs()),
+        "vertical_velocity": m.linear[:, 2].square() * torch.where(m.flat, 1.0, 0.5),
+        "angular_velocity": m.angular[:, :2].square().sum(1),
+        "orientation": m.gravity[:, :2].square().sum(1) * m.flat,
+        "joint_acceleration": m.joint_acceleration.square().sum(1),
+        "collision": (m.body_force.norm(dim=2) > COLLISION_FORCE).sum(1),
+        "action_rate": ACTION_SCALE / ORIGINAL_ACTION_SCALE * m.action_change.norm(dim=1),
+        "torque_change": m.torque_change.square().sum(1),
+        "torque": m.torque.square().sum(1),
+        "hip_position": m.joint_error[:, ::3].square().sum(1),
+        "joint_position": m.joint_error.square().sum(1),
+        "stumble": (foot_horizontal > 4.0 * foot_vertical).any(1),
+        "edge": m.foot_on_edge.sum(1) * (m.level > EDGE_LEVEL),
+    }
+    return {name: a1.CONTROL_PERIOD * REWARD_WEIGHTS[name] * value for name, value in values.items()}
+
+
+def next_level(level, distance, command, uniform):
+    """The level (N,) after an episode on `level` (N,). Whoever passes the last level goes to a random one.
+
+    distance (N,) m from the start, at the end of the episode; command (N,) m/s; uniform (N,): random in [0, 1).
+    """
+    way = command * A1Parkour.max_episode_steps * a1.CONTROL_PERIOD
+    promoted = (distance > PROMOTION * way).long()
+    demoted = (distance < DEMOTION * way).long()
+    level = (level + promoted - demoted).clamp(min=0)
+    return torch.where(level < terrain.NUM_LEVELS, level, (uniform * terrain.NUM_LEVELS).long())
+
+
+def draw_robots():
+    """The NUM_ROBOTS robots, always the same: a list of a1.Dynamics."""
+    rng = np.random.default_rng(0)
+    return [
+        a1.Dynamics(
+            rng.uniform(*ADDED_MASS),
+            tuple(rng.uniform(*COM_SHIFT, 3)),
+            rng.uniform(*FRICTION),
+            tuple(rng.uniform(*GAIN_FACTOR, NUM_JOINTS)),
+            tuple(rng.uniform(*GAIN_FACTOR, NUM_JOINTS)),
+        )
+        for _ in range(NUM_ROBOTS)
+    ]
+
+
+def wrap(angle):
+    """The same angle in [-pi, pi)."""
+    return (angle + torch.pi).remainder(2.0 * torch.pi) - torch.pi
+
+
+class A1Parkour(VectorEnv):
+    """Pass eight goals one after the other, at a commanded speed, over stones, hurdles, flat ground, steps or gaps.
+
+    Observation (214): see `observe`. Action (12): joint targets relative to the default pose.
+    The episode terminates when the robot turns over or falls into a pit, and is truncated when it has passed all goals.
+    Objective: the number of goals passed, at most 8, on a level that stays the same and is another in every fifth
+    world. In training the level follows the robot's success, and those 8 of every level below count as passed.
+    """
+
+    num_obs, num_actions, max_episode_steps = 214, NUM_JOINTS, 1000
+    frame_rate = 50
+    fitness_floor = 1.0
+
+    def __init__(self, num_envs, device, seed, engine="mujoco"):
+        super().__init__(num_envs, device, seed)
+        world = np.arange(num_envs)
+        columns = [terrain.make_column(i) for i in range(min(num_envs, terrain.NUM_COLUMNS))]
+        robots = draw_robots()
+        scenes = [
+            functools.partial(terrain.build_scene, columns[i % terrain.NUM_COLUMNS], robots[i])
+            for i in range(min(num_envs, NUM_ROBOTS))
+        ]
+        # no bodies to read, because the free joint's coordinates are the base's pose and velocity
+        self.engine = make_engine(
+            engine,
+            scenes,
+            num_envs,
+            a1.SUBSTEPS,
+            [],
+            self.device,
+            max_contacts=MAX_CONTACTS,
+            max_constraints=MAX_CONSTRAINTS,
+        )
+
+        heights = np.stack([terrain.height_map(column) for column in columns])
+        self.edges = self.constant(np.stack([terrain.edge_map(each) for each in heights]).ravel(), dtype=torch.bool)
+        self.lowest = self.constant(lowest_neighbours(heights).ravel())
+        self.goals = self.constant(np.stack([column.goals for column in columns]))  # (columns, levels, goals, 2)
+        self.column = self.constant(world % terrain.NUM_COLUMNS, dtype=torch.long)
+        self.flat = self.constant([columns[i].kind == "flat" for i in world % terrain.NUM_COLUMNS], dtype=torch.bool)
+        self.robot = self.constant([flatten(robots[i]) for i in world % NUM_ROBOTS])
+        self.evaluation_level = self.constant(world // len(terrain.KINDS) % terrain.NUM_LEVELS, dtype=torch.long)
+        self.scan_points = self.constant([(x, y) for x in SCAN_X for y in SCAN_Y])
+        self.joint_default = self.constant(a1.DEFAULT_POSE)
+        self.joint_lower = self.constant(a1.JOINT_LOWER)
+        self.joint_upper = self.constant(a1.JOINT_UPPER)
+
+        self.level = self.zeros(dtype=torch.long)
+        self.passed = self.zeros(dtype=torch.long)  # goals
+        self.steps_at_goal = self.zeros(dtype=torch.long)
+        self.command = self.zeros()  # m/s
+        self.action = self.zeros(NUM_JOINTS)  # the last one
+        self.torque = self.zeros(NUM_JOINTS)  # N m, at the end of the last step
+        self.touched = self.zeros(
+            NUM_LEGS, dtype=torch.bool
+        )  # whether each foot had contact at the end of the last step
+        self.contact = self.zeros(NUM_LEGS, dtype=torch.bool)  # or at the end of the step before
+        self.nan_worlds = torch.tensor(0, device=self.device)  # how often a world has diverged so far
+        self.step_metrics = {}
+
+    # ---------------------------------------------------------------- one control step
+
+    def advance(self, action):
+        engine = self.engine
+        self.push()
+        last_joint_velocity = engine.qvel[:, 6:].clone()
+        action_change = action - self.action
+        self.action = action
+        engine.step(self.joint_default + ACTION_SCALE * action)
+
+        sensors = engine.sensors
+        torque = sensors[:, a1.TORQUES].clone()
+        foot_force = sensors[:, a1.FOOT_FORCES].unflatten(1, (NUM_LEGS, 3))
+        touching = foot_force.norm(dim=2) > FOOT_CONTACT_FORCE
+        self.contact = touching | self.touched
+        self.touched = touching
+        foot_position = sensors[:, a1.FOOT_POSITIONS].unflatten(1, (NUM_LEGS, 3))
+        axes, roll, pitch, yaw = self.orientation()
+        to_goal, _ = self.to_goals()
+        motion = Motion(
+            to_goal=to_goal,
+            velocity=engine.qvel[:, :2],
+            command=self.command,
+            yaw_error=self.yaw_error(to_goal, yaw),
+            linear=self.linear_velocity(axes),
+            angular=engine.qvel[:, 3:6],
+            gravity=-axes[2].T,
+            joint_error=engine.qpos[:, 7:] - self.joint_default,
+            joint_acceleration=(engine.qvel[:, 6:] - last_joint_velocity) / a1.CONTROL_PERIOD,
+            action_change=action_change,
+            torque=torque,
+            torque_change=torque - self.torque,
+            body_force=sensors[:, a1.BODY_FORCES].unflatten(1, (-1, 3)),
+            foot_force=foot_force,
+            foot_on_edge=self.contact & self.edges[self.cells(foot_position)],
+            flat=self.flat,
+            level=self.level,
+        )
+        terms = reward_terms(motion)
+        self.torque = torque
+
+        broken = engine.broken
+        reward = sum(terms.values()).clamp(min=0.0).masked_fill(broken, 0.0)
+        self.pass_goals(to_goal)
+        fallen = (roll.abs() > MAX_TILT) | (pitch.abs() > MAX_TILT) | (engine.qpos[:, 2] < MIN_HEIGHT)
+        self.command = torch.where(self.episode_length % COMMAND_PERIOD == 0, self.draw_command(), self.command)
+        self.nan_worlds = self.nan_worlds + broken.sum()
+        self.step_metrics = {"reward_" + name: value.mean() for name, value in terms.items()}
+        return reward, fallen | broken, self.passed == terrain.NUM_GOALS
+
+    def push(self):
+        """Every 8 s the base gets a random horizontal velocity."""
+        mask = self.episode_length % PUSH_PERIOD == 0
+        velocity = torch.cat([self.uniform(-PUSH_SPEED, PUSH_SPEED, 2), self.engine.qvel[:, 2:]], 1)
+        self.engine.set_state(mask, self.engine.qpos, velocity)
+
+    def pass_goals(self, to_goal):
+        """Count the steps near the goal and go on to the next one. to_goal (N, 2) m."""
+        self.steps_at_goal = self.steps_at_goal + (to_goal.norm(dim=1) < GOAL_RADIUS)
+        passed = self.steps_at_goal >= GOAL_STEPS
+        self.passed = (self.passed + passed).clamp(max=terrain.NUM_GOALS)
+        self.steps_at_goal = self.steps_at_goal.masked_fill(passed, 0)
+
+    # ---------------------------------------------------------------- measurements
+
+    def orientation(self):
+        """The base's axes as columns (3, 3, N), and its roll, pitch and yaw (N,)."""
+        axes = rotation_matrix(self.engine.qpos[:, 3:7].T)
+        roll = torch.atan2(axes[2, 1], axes[2, 2])
+        pitch = -axes[2, 0].clamp(-1.0, 1.0).asin()
+        yaw = torch.atan2(axes[1, 0], axes[0, 0])
+        return axes, roll, pitch, yaw
+
+    def linear_velocity(self, axes):
+        """Velocity of the base in its own axes (N, 3). axes: see `orientation`."""
+        return (axes * self.engine.qvel[:, :3].T[:, None]).sum(0).T
+
+    def to_goals(self):
+        """Horizontal vectors (N, 2) from the base to the current goal and to the next one, in world axes."""
+        last = terrain.NUM_GOALS - 1
+        base = self.engine.qpos[:, :2]
+        current = self.goals[self.column, self.level, self.passed.clamp(max=last)]
+        following = self.goals[self.column, self.level, (self.passed + 1).clamp(max=last)]
+        return current - base, following - base
+
+    def yaw_error(self, vector, yaw):
+        """Angle (N,) in [-pi, pi) from the heading `yaw` (N,) to a horizontal vector (N, 2)."""
+        return wrap(torch.atan2(vector[:, 1], vector[:, 0]) - yaw)
+
+    def cells(self, points):
+        """Where in the flattened height maps the points (N, P, 2 or 3) m are, (N, P). Clamped to the column's map."""
+        x = (points[..., 0] / terrain.CELL + terrain.BORDER).long().clamp(0, terrain.FIELD_LENGTH - 1)
+        width = 2 * terrain.FIELD_HALF_WIDTH
+        y = (points[..., 1] / terrain.CELL + terrain.FIELD_HALF_WIDTH).long().clamp(0, width - 1)
+        return (self.column[:, None] * terrain.FIELD_LENGTH + x) * width + y
+
+    def scan(self, yaw):
+        """How far the ground (N, 132) is below the base minus SCAN_OFFSET, within +-1 m.
+
+        The points turn with the robot's heading, but not with its roll and pitch. The ground is the lowest of a cell
+        and of its neighbours in +x and +y, so that the edge of a pit belongs to the pit.
+        """
+        cos, sin = yaw.cos()[:, None], yaw.sin()[:, None]
+        forward, left = self.scan_points.T
+        x = self.engine.qpos[:, :1] + cos * forward - sin * left
+        y = self.engine.qpos[:, 1:2] + sin * forward + cos * left
+        ground = self.lowest[self.cells(torch.stack([x, y], 2))]
+        return (self.engine.qpos[:, 2:3] - SCAN_OFFSET - ground).clamp(-1.0, 1.0)
+
+    def observe(self):
+        """The observation (N, 214), clamped to +-100; velocities in base axes.
+
+        Angular velocity (3), roll and pitch (2), yaw errors to the current and the next goal (2), command (1), whether
+        there are obstacles and whether there are none (2), joint positions (12) and velocities (12), last action (12),
+        contacts of the feet (4), scan (132), linear velocity (3), what is peculiar to the robot (29).
+        """
+        engine = self.engine
+        axes, roll, pitch, yaw = self.orientation()
+        to_goal, to_next = self.to_goals()
+        single = [roll, pitch, self.yaw_error(to_goal, yaw), self.yaw_error(to_next, yaw), self.command]
+        obs = [
+            0.25 * engine.qvel[:, 3:6],
+            torch.stack([*single, ~self.flat, self.flat], 1),
+            engine.qpos[:, 7:] - self.joint_default,
+            0.05 * engine.qvel[:, 6:],
+            self.action,
+            self.contact.float() - 0.5,
+            self.scan(yaw),
+            2.0 * self.linear_velocity(axes),
+            self.robot,
+        ]
+        return torch.cat(obs, 1).clamp(-OBS_LIMIT, OBS_LIMIT)
+
+    # ---------------------------------------------------------------- resets
+
+    def reset_where(self, mask):
+        if self.training:
+            whole = mask & (self.episode_length > 0) & ~self.shortened
+            level = next_level(self.level, self.distance(), self.command, self.uniform(0.0, 1.0))
+            self.level = torch.where(whole, level, self.level)
+        else:
+            self.level = torch.where(mask, self.evaluation_level, self.level)
+        self.passed = self.passed.masked_fill(mask, 0)
+        self.steps_at_goal = self.steps_at_goal.masked_fill(mask, 0)
+        self.command = torch.where(mask, self.draw_command(), self.command)
+        rows = mask[:, None]
+        self.action = self.action.masked_fill(rows, 0.0)
+        self.torque = self.torque.masked_fill(rows, 0.0)
+        self.touched = self.touched.masked_fill(rows, False)
+        self.contact = self.contact.masked_fill(rows, False)
+
+        joints = self.joint_default + self.uniform(0.0, RESET_RANGE, NUM_JOINTS)
+        qpos = self.zeros(19)
+        qpos[:, 0] = self.start()
+        qpos[:, 2] = a1.START_HEIGHT
+        qpos[:, 3] = 1.0
+        qpos[:, 7:] = joints.clamp(self.joint_lower, self.joint_upper)
+        self.engine.set_state(mask, qpos, self.zeros(18))
+
+    def start(self):
+        """x (N,) m of the robot's start on the current level."""
+        return self.level * (terrain.TILE_LENGTH * terrain.CELL) + terrain.START
+
+    def distance(self):
+        """Horizontal distance (N,) m from the start."""
+        return torch.hypot(self.engine.qpos[:, 0] - self.start(), self.engine.qpos[:, 1])
+
+    def draw_command(self):
+        return self.uniform(*SPEED_RANGE)
+
+    # ---------------------------------------------------------------- score, log
+
+    def objective(self):
+        goals = self.passed + terrain.NUM_GOALS * self.level if self.training else self.passed
+        return goals.float()
+
+    def metrics(self):
+        return {**self.step_metrics, "terrain_level": self.level.float().mean(), "nan_worlds": self.nan_worlds.clone()}
+
+    def render(self, index):
+        to_goals = torch.stack(self.to_goals(), 1)
+        points = self.engine.qpos[:, None, :2] + to_goals  # (N, 2, 2)
+        height = self.lowest[self.cells(points)] + terrain.MARKER_HEIGHT
+        current, following = torch.cat([points, height[..., None]], 2)[index]
+        markers = {terrain.GOAL: current, terrain.NEXT_GOAL: following}
+        return self.engine.render(index, camera="follow", markers=markers)
+
+
+def lowest_neighbours(heights):
+    """The lowest of each cell of height maps (maps, X, Y) and its neighbours in +x and +y, of the same shape."""
+    lowest = heights.copy()
+    lowest[:, :-1] = np.minimum(lowest[:, :-1], heights[:, 1:])
+    lowest[:, :, :-1] = np.minimum(lowest[:, :, :-1], heights[:, :, 1:])
+    return lowest
+
+
+def flatten(robot):
+    """What the policy observes of an a1.Dynamics (29): mass, centre of mass, friction, gain factors minus 1."""
+    factors = np.subtract([*robot.stiffness, *robot.damping], 1.0)
+    return [robot.added_mass, *robot.com_shift, robot.friction, *factors]
