@@ -32,6 +32,7 @@ def last_are_zero(count):
 
 # Does an observation (..., D) show the beginning of an episode? A new task must say here how one tells.
 BEGINNINGS = {
+    "A1Parkour": lambda obs: (obs[..., :5] == 0.0).all(-1) & (obs[..., 22:46] == 0.0).all(-1),  # at rest, no action yet
     "AllegroHand": last_are_zero(16),  # no action yet
     **{env_id: last_are_zero(4) for env_id in ENV_IDS if "Kuka" in env_id},  # lifted, clock, successes, last reward
     "Ant": last_are_zero(32),  # no sensors, no action yet

@@ -10,7 +10,10 @@ import envs
 from tests.envs.helpers import random_actions, started
 
 TASKS = [env_id for env_id in envs.TASKS if env_id not in envs.PURE_TORCH and not env_id.endswith("HeldStarts")]
-PERIOD = {"AllegroHand": 2 * 0.01667, "Ant": 0.0166, "Anymal": 0.02, "Cartpole": 0.0166, "Humanoid": 0.0166}  # s
+PERIOD = {  # s
+    "A1Parkour": 0.02, "AllegroHand": 2 * 0.01667, "Ant": 0.0166, "Anymal": 0.02, "Cartpole": 0.0166,
+    "Humanoid": 0.0166,
+}  # fmt: skip
 OBS_LIMIT = {"Allegro": 10.0, "AllegroHand": 5.0, "Anymal": 5.0, "Franka": 5.0, "Shadow": 5.0}  # the longest prefix
 every_task = pytest.mark.parametrize("env_id", TASKS)
 
@@ -75,11 +78,13 @@ def play_long(env_id, num_envs, num_steps):
     return ends
 
 
-@pytest.mark.parametrize("env_id", ["AllegroHand", "Ant", "Anymal", "FrankaCubeStack", "Humanoid", "ShadowHand"])
+@pytest.mark.parametrize(
+    "env_id", ["A1Parkour", "AllegroHand", "Ant", "Anymal", "FrankaCubeStack", "Humanoid", "ShadowHand"]
+)
 def test_a_thousand_steps_stay_finite_and_make_no_warning(env_id, tmp_path):
     idle, acting = play_long(env_id, 8, 1000).split(4)
     assert acting.sum() >= 4
-    assert (idle.sum() >= 4) != (env_id == "Anymal")  # which stands
+    assert (idle.sum() >= 4) != (env_id in ("A1Parkour", "Anymal"))  # which stand
     assert not list(tmp_path.iterdir())
 
 
@@ -93,6 +98,7 @@ def test_two_thousand_steps_of_allegro_kuka_make_no_warning(env_id, tmp_path):
 
 # of the rollout below: mean |joint positions|, mean |velocities|, mean reward, mean |observation|
 DIGESTS = {
+    "A1Parkour": (0.0, 0.0, 0.0, 0.0),
     "AllegroHand": (0.50677, 1.34018, -0.42797, 0.17938),
     "AllegroKukaRegrasping": (0.64616, 0.54958, 0.53305, 0.36477),
     "AllegroKukaReorientation": (0.64897, 0.52179, 0.55751, 0.34322),
