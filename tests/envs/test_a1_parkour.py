@@ -1,5 +1,6 @@
 """A1Parkour: every rule of the task by hand. The robot: test_a1.py; the courses: test_parkour_terrain.py."""
 
+import functools
 import math
 
 import mujoco
@@ -99,9 +100,15 @@ def norm(vector):
     return math.sqrt(sum(float(x) ** 2 for x in vector))
 
 
+@functools.lru_cache(maxsize=None)
+def edges_of(column):
+    return terrain.edge_map(terrain.height_map(terrain.make_column(column)))
+
+
 def loop_terms(env, before, i, level):
     """The terms of world i by plain loops from the engine's state after a step. before: what was true before it."""
     qpos, qvel, sensors = (x[i].double().numpy() for x in (env.engine.qpos, env.engine.qvel, env.engine.sensors))
+    old_qvel = before["qvel"][i].tolist()
     matrix = np.zeros(9)
     mujoco.mju_quat2Mat(matrix, qpos[3:7])
     matrix = matrix.reshape(3, 3)
@@ -118,8 +125,7 @@ def loop_terms(env, before, i, level):
     torque = sensors[:12]
     stumbles = False
     edges = 0
-    heights = terrain.height_map(terrain.make_column(i % 40))
-    mask = terrain.edge_map(heights)
+    mask = edges_of(i % 40)
     for foot in range(4):
         force = sensors[39 + 3 * foot : 42 + 3 * foot]
         stumbles = stumbles or norm(force[:2]) > 4.0 * abs(force[2])
@@ -133,7 +139,7 @@ def loop_terms(env, before, i, level):
         "vertical_velocity": -1.0 * linear[2] ** 2 * (1.0 if flat else 0.5),
         "angular_velocity": -0.05 * (qvel[3] ** 2 + qvel[4] ** 2),
         "orientation": -1.0 * (gravity[0] ** 2 + gravity[1] ** 2) if flat else 0.0,
-        "joint_acceleration": -2.5e-7 * sum(((qvel[j] - before["qvel"][i, j].item()) / 0.02) ** 2 for j in range(6, 18)),
+        "joint_acceleration": -2.5e-7 * sum(((qvel[j] - old_qvel[j]) / 0.02) ** 2 for j in range(6, 18)),
         "collision": -10.0 * sum(norm(sensors[12 + 3 * k : 15 + 3 * k]) > 0.1 for k in range(9)),
         "action_rate": -0.1 * 4.8 * norm(env.action[i] - before["action"][i]),
         "torque_change": -1e-7 * sum((torque[j] - before["torque"][i, j].item()) ** 2 for j in range(12)),
@@ -146,8 +152,8 @@ def loop_terms(env, before, i, level):
 
 
 def test_every_term_of_the_reward(monkeypatch):
-    """Of 400 states in which legs flail on the obstacles of all levels."""
-    env = started("A1Parkour", 100)
+    """Of 640 states in which robots fly and flail among the obstacles of all levels."""
+    env = started("A1Parkour", 80)
     seen = {}
     original = a1_parkour.reward_terms
 
@@ -156,23 +162,25 @@ def test_every_term_of_the_reward(monkeypatch):
         return seen
 
     monkeypatch.setattr(a1_parkour, "reward_terms", spy)
-    env.passed.copy_(torch.arange(100) % 7)
-    goals = env.goals[env.column, env.level, env.passed]  # among the obstacles
-    put(env, goals[:, 0, 0] + 0.15, goals[:, 0, 1], 0.3 + env.lowest[env.cells(goals)][:, 0])
+    env.passed.copy_(torch.arange(80) % 7)
+    goals = env.goals[env.column, env.level, env.passed]
+    qvel = torch.zeros(80, 18)
+    qvel[:, 0] = 2.0
+    put(env, goals[:, 0, 0], goals[:, 0, 1], 0.35 + env.lowest[env.cells(goals)][:, 0], qvel=qvel)
     largest = dict.fromkeys(a1_parkour.REWARD_WEIGHTS, 0.0)
     for step, action in enumerate(random_actions(env, 40)):
         before = {name: getattr(env, name).clone() for name in ("passed", "command", "touched", "action", "torque")}
         before["qvel"] = env.engine.qvel.clone()
         reward, _, _ = env.advance(0.4 * action)
-        if step % 10 == 9:
-            for i in range(100):
+        if step % 5 == 4:
+            for i in range(80):
                 expected = loop_terms(env, before, i, i // 5 % 10)
-                for name, value in expected.items():
-                    ours = (a1_parkour.REWARD_WEIGHTS[name] * seen[name][i]).item()
-                    assert ours == pytest.approx(value, rel=1e-3, abs=2e-5), (name, i)
-                    largest[name] = max(largest[name], abs(value))
+                ours = [a1_parkour.REWARD_WEIGHTS[name] * seen[name][i].item() for name in expected]
+                assert ours == pytest.approx(list(expected.values()), rel=5e-3, abs=2e-5), i  # float32, 180 m away
                 total = 0.02 * sum(expected.values())
-                assert reward[i].item() == pytest.approx(max(total, 0.0), rel=1e-3, abs=1e-5)
+                assert reward[i].item() == pytest.approx(max(total, 0.0), rel=5e-3, abs=2e-5)
+                for name, value in expected.items():
+                    largest[name] = max(largest[name], abs(value))
     assert min(largest.values()) > 0.0
     assert list(seen) == list(a1_parkour.REWARD_WEIGHTS)
 

@@ -84,7 +84,7 @@ def play_long(env_id, num_envs, num_steps):
 def test_a_thousand_steps_stay_finite_and_make_no_warning(env_id, tmp_path):
     idle, acting = play_long(env_id, 8, 1000).split(4)
     assert acting.sum() >= 4
-    assert (idle.sum() >= 4) != (env_id in ("A1Parkour", "Anymal"))  # which stand
+    assert (idle.sum() >= 4) != (env_id == "Anymal")  # which stands
     assert not list(tmp_path.iterdir())
 
 
@@ -98,7 +98,7 @@ def test_two_thousand_steps_of_allegro_kuka_make_no_warning(env_id, tmp_path):
 
 # of the rollout below: mean |joint positions|, mean |velocities|, mean reward, mean |observation|
 DIGESTS = {
-    "A1Parkour": (0.0, 0.0, 0.0, 0.0),
+    "A1Parkour": (1.054, 2.5123, 5.0011e-06, 0.097198),
     "AllegroHand": (0.50677, 1.34018, -0.42797, 0.17938),
     "AllegroKukaRegrasping": (0.64616, 0.54958, 0.53305, 0.36477),
     "AllegroKukaReorientation": (0.64897, 0.52179, 0.55751, 0.34322),

@@ -1,0 +1,56 @@
+"""Which obstacles does a policy pass, and on which levels? `python -m benchmarks.scripts.parkour runs/RUN`.
+
+Plays --episodes whole episodes of A1Parkour of each kind on each level, with mean actions (--sampled: with sampled
+ones), and prints two Markdown tables: the goals passed, of 8, and the share of episodes in which all 8 were passed.
+"""
+
+import argparse
+
+import torch
+
+import evaluate
+from envs.models.parkour_terrain import KINDS, NUM_GOALS, NUM_LEVELS
+
+
+def count_goals(env, player):
+    """Goals passed in one episode of each world of an evaluation: (kinds, levels, episodes).
+
+    World i plays kind i % 5 on level i // 5 % 10, so num_envs must be a multiple of 50.
+    """
+    _, _, goals = evaluate.play(env, player)
+    return goals.view(-1, NUM_LEVELS, len(KINDS)).permute(2, 1, 0)
+
+
+def format_table(values, pattern):
+    """A Markdown table of values (kinds, levels), with means at the right and below."""
+    values = torch.cat([values, values.mean(1, keepdim=True)], 1)
+    values = torch.cat([values, values.mean(0, keepdim=True)])
+    lines = [f"| level | {' | '.join(map(str, range(NUM_LEVELS)))} | mean |", "|-" * (NUM_LEVELS + 2) + "|"]
+    for name, row in zip([*KINDS, "mean"], values.tolist()):
+        lines.append(f"| {name} | {' | '.join(pattern.format(value) for value in row)} |")
+    return "\n".join(lines)
+
+
+def main(argv=None):
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", help="a run's folder, a checkpoint file, or a folder of policies/")
+    parser.add_argument("--episodes", type=int, default=8, help="of each kind on each level")
+    parser.add_argument("--agent", type=int, default=0)
+    parser.add_argument("--sampled", action="store_true")
+    parser.add_argument("--seed", type=int, default=1_000_000)
+    args = parser.parse_args(argv)
+    saved, script = evaluate.load(args.run)
+    num_envs = args.episodes * len(KINDS) * NUM_LEVELS
+    env = evaluate.make_env(saved, num_envs, args.seed, "mujoco", "cpu")
+    ids = torch.full((num_envs,), args.agent)
+    player = evaluate.Player(evaluate.make_agent(saved, script, env, "cpu"), ids, deterministic=not args.sampled)
+    torch.manual_seed(args.seed)
+    goals = count_goals(env, player)
+    actions = "sampled" if args.sampled else "mean"
+    print(f"{saved['script']}.py, {saved['global_step']:,} steps, agent {args.agent}, {actions} actions\n")
+    print(f"goals passed of {NUM_GOALS}:\n\n{format_table(goals.mean(2), '{:.1f}')}\n")
+    print(f"episodes with all goals:\n\n{format_table((goals == NUM_GOALS).float().mean(2), '{:.0%}')}")
+
+
+if __name__ == "__main__":
+    main()
