@@ -18,6 +18,7 @@ import envs
 import evaluate
 from envs.models import allegro_kuka_scene as kuka
 from envs.models import franka, humanoid
+from envs.models import parkour_terrain as terrain
 from envs.tasks.moat import PLATEAU_STARTS
 
 SIZE = (480, 360)
@@ -139,6 +140,19 @@ def running_humanoid(env_id):
     )
     joints = [math.radians(degrees.get(name, 0.0)) for name in humanoid.JOINT_NAMES]
     set_state(env, [0.0, 0.0, 1.30, math.cos(0.05), 0.0, math.sin(0.05), 0.0, *joints])
+    return env
+
+
+def parkour(env_id):
+    """The robot climbs the steps of the fifth level."""
+    env = envs.make(env_id, 24, "cpu", 1, "mujoco")
+    env.reset()
+    step = terrain.make_column(23).boxes[terrain.NUM_GROUNDS + terrain.NUM_FLOORS + 4 * terrain.NUM_OBSTACLES]
+    edge = terrain.CELL * step.x[0]
+    legs = [-0.1, 0.45, -1.75, 0.1, 0.15, -1.55, -0.1, 0.85, -1.15, 0.1, 1.05, -1.35]
+    pitch = -0.38
+    set_state(env, [edge - 0.18, 0.0, 0.40, math.cos(pitch / 2), 0.0, math.sin(pitch / 2), 0.0, *legs])
+    env.passed[-1] = 1
     return env
 
 
@@ -282,6 +296,7 @@ def across(env_id, y, z):
 
 
 POSES = {
+    "A1Parkour": parkour,
     "AllegroKukaRegrasping": regrasping,
     "AllegroKukaThrow": throw,
     "AllegroKukaReorientation": reorientation,
