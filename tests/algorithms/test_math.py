@@ -388,3 +388,17 @@ def test_epos_locomotion_is_its_own_table(env_id):
         assert (other.kl_threshold, other.clip_coef, other.num_steps, other.update_epochs) == (0.008, 0.2, 8, 5)
         assert other.hidden_sizes == (768, 512, 256)
         assert other.bounds_coef == 1e-4
+
+
+@every_script
+def test_parkour_has_epos_locomotion_with_every_script(script):
+    """EPO B.2; of SAPG and CPO nothing is published. Extreme Parkour begins with 0.25 rad of noise; an action of 1 is
+    1.2 rad."""
+    args = gpu_args(script, "A1Parkour")
+    assert (args.learning_rate, args.kl_threshold, args.clip_coef, args.bounds_coef) == (1e-4, 0.016, 0.1, 1e-5)
+    assert (args.num_envs, args.num_steps, args.update_epochs, args.num_minibatches) == (24_576, 16, 2, 4)
+    assert tuple(args.hidden_sizes) == (512, 256, 128)
+    assert not args.lstm
+    assert 1.2 * args.init_std == pytest.approx(0.25, abs=0.02)
+    if script is epo:
+        assert args.ga_threshold == 0.5

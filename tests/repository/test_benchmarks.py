@@ -18,9 +18,11 @@ import torch
 import tyro
 from torch.utils.tensorboard import SummaryWriter
 
-from benchmarks.scripts import collect, experiments, gpu, plot, run, summarize
+import evaluate
+from benchmarks.scripts import collect, experiments, gpu, parkour, plot, run, summarize
 from benchmarks.scripts.experiments import experiment_names, read_experiment
 from benchmarks.scripts.random_fitness import RandomFitnessGrasp, RandomFitnessMoat
+from tests.envs.helpers import started
 
 BENCHMARKS = pathlib.Path(run.__file__).resolve().parents[1]
 PAGES = sorted(BENCHMARKS.glob("*.md"))
@@ -294,3 +296,23 @@ def test_without_matplotlib_plot_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(SystemExit, match="pip install matplotlib"):
         importlib.reload(plot)
+
+
+# ---------------------------------------------------------------- goals of A1Parkour
+
+
+def test_goals_are_counted_by_kind_and_level(monkeypatch):
+    env = started("A1Parkour", 100)
+    levels = env.level
+    kinds = env.column % 5
+    goals = (10 * kinds + levels).float()
+    monkeypatch.setattr(evaluate, "play", lambda env, player: (None, None, goals))
+    counts = parkour.count_goals(env, None)
+    assert counts.shape == (5, 10, 2)
+    for kind in range(5):
+        for level in range(10):
+            assert counts[kind, level].tolist() == [10 * kind + level] * 2
+    first, _, stones, *_, mean = parkour.format_table(counts.mean(2), "{:.1f}").splitlines()
+    assert first == "| level | 0 | 1 | 2 | 3 | 4 | 5 | 6 | 7 | 8 | 9 | mean |"
+    assert stones == "| stones | 0.0 | 1.0 | 2.0 | 3.0 | 4.0 | 5.0 | 6.0 | 7.0 | 8.0 | 9.0 | 4.5 |"
+    assert mean.startswith("| mean | 20.0 | 21.0 |")
