@@ -178,8 +178,8 @@ class A1Parkour(VectorEnv):
 
     Observation (214): see `observe`. Action (12): joint targets relative to the default pose.
     The episode terminates when the robot turns over or falls into a pit, and is truncated when it has passed all goals.
-    Objective: the number of goals passed, at most 8, on a level that stays the same and is another in every fifth
-    world. In training the level follows the robot's success, and those 8 of every level below count as passed.
+    Objective: the number of goals passed, at most 8, on levels that an evaluation spreads evenly over the worlds and does
+    not change. In training the level follows the robot's success, and the 8 goals of each level below count as passed.
     """
 
     num_obs, num_actions, max_episode_steps = 214, NUM_JOINTS, 1000
@@ -345,7 +345,7 @@ class A1Parkour(VectorEnv):
 
         Angular velocity (3), roll and pitch (2), yaw errors to the current and the next goal (2), command (1), whether
         there are obstacles and whether there are none (2), joint positions (12) and velocities (12), last action (12),
-        contacts of the feet (4), scan (132), linear velocity (3), what is peculiar to the robot (29).
+        contacts of the feet (4), scan (132), linear velocity (3), parameters of the robot (29).
         """
         engine = self.engine
         pose = self.pose()
