@@ -178,9 +178,9 @@ class A1Parkour(VectorEnv):
 
     Observation (214): see `observe`. Action (12): joint targets relative to the default pose.
     The episode terminates when the robot turns over or falls into a pit, and is truncated when it has passed all goals.
-    Objective: the number of goals passed, at most 8, on a level that stays the same; an evaluation spreads levels evenly
-    over the worlds. In training the level follows the robot's success, and the 8 goals of each level below count as
-    passed.
+    Objective: the number of goals passed, at most 8, on a level that stays the same; an evaluation spreads the levels
+    evenly over the worlds. In training the level follows the robot's success, and the 8 goals of each level below count
+    as passed.
     """
 
     num_obs, num_actions, max_episode_steps = 214, NUM_JOINTS, 1000
