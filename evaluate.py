@@ -77,9 +77,14 @@ def make_env(saved, num_envs, seed, engine, device):
         env = envs.make(env_id, num_envs, device, seed, engine)
     except envs.UnsupportedError as error:
         harness.refuse("task", f"{env_id} on engine {engine}", error)
+    copy_curriculum(env, saved)
+    return env
+
+
+def copy_curriculum(env, saved):
+    """Put the curriculum of the environments where training left it."""
     for name in getattr(env, "curriculum", ()):
         getattr(env, name).copy_(saved["rollout"][0]["env"][name])
-    return env
 
 
 def make_agent(saved, script, env, device):
@@ -91,7 +96,10 @@ def make_agent(saved, script, env, device):
 
 
 class Player:
-    """Acts with agent ids[i] in environment i, remembering the LSTM's state. ids (N,)."""
+    """Acts with agent ids[i] in environment i, remembering the LSTM's state. ids (N,).
+
+    Attributes: dones (1, N), whether the next observation begins an episode; value (1, N), the last estimate.
+    """
 
     def __init__(self, agent, ids, deterministic):
         num_envs = len(ids)
@@ -101,11 +109,12 @@ class Player:
         self.ids = (ids[None],) if takes_ids else ()
         self.dones = torch.ones(1, num_envs, dtype=torch.bool, device=ids.device)
         self.lstm_state = torch.zeros(1, num_envs, agent.state_size, device=ids.device)
+        self.value = torch.zeros(1, num_envs, device=ids.device)
 
     @torch.no_grad()
     def act(self, obs):
         """obs (N, D) -> action (N, U)."""
-        action, _, policy, _, self.lstm_state = self.agent.get_action_and_value(
+        action, _, policy, self.value, self.lstm_state = self.agent.get_action_and_value(
             obs[None], *self.ids, self.dones, self.lstm_state
         )
         return policy.mean[0] if self.deterministic else action[0]

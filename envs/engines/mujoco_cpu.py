@@ -106,7 +106,7 @@ class MujocoCpu:
         self.body_pos, self.body_quat, self.body_linvel, self.body_angvel = self._poses.split([3, 4, 3, 3], 2)
         self.sensors = torch.zeros(num_envs, first.nsensordata, device=self.device)
         self.broken = torch.zeros(num_envs, dtype=torch.bool, device=self.device)
-        self._renderer = Renderer(models)
+        self.renderer = Renderer(models)
         self._refresh(np.arange(num_envs))
 
     def step(self, ctrl, xfrc=None):
@@ -193,7 +193,7 @@ class MujocoCpu:
         qvel = self._state[index, 1 + self.nq : 1 + self.nq + self.nv]
         mocap_pos = self._batch.mocap_pos[index]
         mocap_quat = self._batch.mocap_quat[index]
-        return self._renderer.render(
+        return self.renderer.render(
             index, qpos, qvel, mocap_pos, mocap_quat, camera, width, height, markers, zone, trail
         )
 

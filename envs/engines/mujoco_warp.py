@@ -101,7 +101,7 @@ class MujocoWarp:
         self._seen = torch.cuda.Event() if on_gpu else None
         self._body_ids = torch.tensor(body_ids, dtype=torch.long, device=self.device)
         self._pushed = False  # whether _xfrc holds anything but zeros
-        self._renderer = Renderer(models)
+        self.renderer = Renderer(models)
 
         problem = find_graph_problem(self._wp_device)
         if problem:
@@ -175,7 +175,7 @@ class MujocoWarp:
         qvel = self.qvel[index].cpu().numpy()
         mocap_pos = self._mocap_pos[index].cpu().numpy()
         mocap_quat = self._mocap_quat[index].cpu().numpy()
-        return self._renderer.render(
+        return self.renderer.render(
             index, qpos, qvel, mocap_pos, mocap_quat, camera, width, height, markers, zone, trail
         )
 

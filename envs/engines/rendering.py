@@ -23,31 +23,20 @@ ZONE_COLOUR = (0.10, 0.65, 0.30)
 class Renderer:
     """Draws worlds; world i looks like models[i % len(models)], functions as MujocoCpu takes them.
 
-    These models include everything that is only drawn, which the engines' own leave out.
+    These models include everything that is only drawn, which the engines' own leave out. To draw in a browser, view.py
+    puts an object with the same method `render` in its place.
     """
 
     def __init__(self, models):
-        self._models = models
+        self.models = models
         self._compile = functools.lru_cache(CACHED_MODELS)(lambda i: models[i]().compile())
         self._renderer = None
         self._size = None  # of the renderer's images: width, height
         self._trails = collections.defaultdict(lambda: collections.deque(maxlen=TRAIL_LENGTH))  # world -> positions
 
-    def render(self, index, qpos, qvel, mocap_pos, mocap_quat, camera, width, height, markers, zone, trail):
-        """World `index` as an (height, width, 3) uint8 numpy image.
-
-        qpos (nq,), qvel (nv,), mocap_pos (M, 3), mocap_quat (M, 4) numpy, SI units
-        camera: the name of a camera of the model, a mujoco.MjvCamera, or -1 for MuJoCo's free camera.
-        markers: where to draw mocap bodies instead, name -> position (3,) m, or position and quaternion (7,).
-        zone: the sphere to show, centre (3,) m and radius (m), or None.
-        trail: the name of a body; a line shows where it was in the last images of this world. None: no line.
-        """
-        model = self._compile(index % len(self._models))
-        if self._size != (width, height):
-            if self._renderer is not None:
-                self._renderer.close()
-            self._renderer = _make_renderer(model, width, height)
-            self._size = (width, height)
+    def pose(self, index, qpos, qvel, mocap_pos, mocap_quat, markers):
+        """World `index` in this state, for arguments see `render`. Returns its mujoco.MjModel and mujoco.MjData."""
+        model = self._compile(index % len(self.models))
         data = mujoco.MjData(model)
         data.qpos[:] = qpos
         data.qvel[:] = qvel
@@ -60,10 +49,27 @@ class Renderer:
             if len(pose) == 7:
                 data.mocap_quat[mocap] = pose[3:]
         mujoco.mj_forward(model, data)
+        return model, data
+
+    def render(self, index, qpos, qvel, mocap_pos, mocap_quat, camera, width, height, markers, zone, trail):
+        """World `index` as an (height, width, 3) uint8 numpy image.
+
+        qpos (nq,), qvel (nv,), mocap_pos (M, 3), mocap_quat (M, 4) numpy, SI units
+        camera: the name of a camera of the model, a mujoco.MjvCamera, or -1 for MuJoCo's free camera.
+        markers: where to draw mocap bodies instead, name -> position (3,) m, or position and quaternion (7,).
+        zone: the sphere to show, centre (3,) m and radius (m), or None.
+        trail: the name of a body; a line shows where it was in the last images of this world. None: no line.
+        """
+        model, data = self.pose(index, qpos, qvel, mocap_pos, mocap_quat, markers)
+        if self._size != (width, height):
+            if self._renderer is not None:
+                self._renderer.close()
+            self._renderer = _make_renderer(model, width, height)
+            self._size = (width, height)
         # mujoco.Renderer.update_scene does what follows, but only for the model that the renderer was made for. The
         # models of one engine have the same structure and textures, so one renderer, slow to create, serves them all.
         scene = self._renderer.scene
-        camera = _find_camera(model, camera)
+        camera = find_camera(model, camera)
         mujoco.mjv_updateCamera(model, data, camera, scene)  # what is translucent is sorted by distance from it
         everything = mujoco.mjtCatBit.mjCAT_ALL.value
         mujoco.mjv_updateScene(model, data, mujoco.MjvOption(), None, camera, everything, scene)
@@ -98,7 +104,7 @@ def _draw_sphere(scene, centre, radius):
         _draw_line(scene, list(centre + np.roll(circle, axis, 1)), ZONE_WIDTH, [(*ZONE_COLOUR, 1.0)] * 48)
 
 
-def _find_camera(model, camera):
+def find_camera(model, camera):
     """The mujoco.MjvCamera that `camera`, an argument of Renderer.render, stands for."""
     if isinstance(camera, mujoco.MjvCamera):
         return camera

@@ -17,6 +17,7 @@ import envs
 import epo
 import evaluate
 import export
+import view
 from envs.adapters import isaacgym
 from harness import hyperparameters
 from tests.conftest import documents
@@ -182,6 +183,7 @@ def test_requirements_are_pinned_and_used_and_enough():
     others |= {"isaacgym", "isaacgymenvs", "isaaclab_tasks", "hydra"}  # docs/engines.md says how to install them
     others |= {"mujoco_warp", "warp"}  # in requirements-gpu.txt
     others |= {"onnx", "onnxruntime", "onnxscript", "wandb"}  # in requirements-onnx.txt; --track
+    others |= {"mjviser", "trimesh", "viser"}  # in requirements-view.txt
     assert {name.split(".")[0] for name in imported} - set(sys.stdlib_module_names) - own - others <= names
     for name in envs.ADAPTERS:  # each says which package its prefix needs
         assert name in {line.split("==")[0] for line in requirements(f"requirements-{name}.txt")}
@@ -285,7 +287,7 @@ def test_the_documents_know_what_the_flags_are_called():
     names = {f.name for f in fields(epo.Args)}
     assert all(row[1].strip("`") in names for row in table("rl_games"))
     options = {"--" + name.replace("_", "-") for script in SCRIPTS for name in flags(script)}
-    options |= {"--" + f.name.replace("_", "-") for script in (evaluate, export) for f in fields(script.Args)}
+    options |= {"--" + f.name.replace("_", "-") for script in (evaluate, export, view) for f in fields(script.Args)}
     options |= {option.replace("--", "--no-", 1) for option in options} | {"--help", "--logdir", "--extra-index-url"}
     options |= {option for action in torchrun.get_args_parser()._actions for option in action.option_strings}
     assert set(re.findall(r"(?<![\w-])--[a-z][\w-]*", documents())) <= options

@@ -1,0 +1,259 @@
+"""view.py: what the page shows and what its controls do, also in a real browser where there is one."""
+
+import contextlib
+import math
+import pathlib
+import shutil
+import threading
+import time
+
+import mujoco
+import numpy as np
+import pytest
+import torch
+from playwright.sync_api import sync_playwright
+
+import envs
+import sapg
+import view
+from envs.models import ant
+from tests.conftest import the_run
+from tests.scripts.conftest import ROOT, checkpoint, refused
+
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+BROWSER_FLAGS = [
+    "--no-sandbox",
+    "--use-angle=swiftshader",
+    "--enable-unsafe-swiftshader",
+    "--disable-background-networking",
+]
+PATIENCE = 60.0  # s, for a browser that draws without a GPU
+
+
+@pytest.fixture
+def page():
+    """The page of four agents that walk, after one iteration, with three worlds and no thread of its own."""
+    flags = "--no-cuda --env-id Ant --num-agents 4 --num-envs 16 --num-minibatches 1 --num-steps 4"
+    sapg.main(f"{flags} --total-timesteps 64 --hidden-sizes 8".split())
+    page = view.Page(view.Args(str(the_run()), num_envs=3))
+    yield page
+    page.close()
+
+
+# ---------------------------------------------------------------- the scene
+
+
+def test_worlds_side_by_side_are_the_worlds_moved_apart():
+    offsets = np.array([[0.0, 0.0, 0.0], [3.0, -1.0, 0.0]])
+    random = np.random.default_rng(1)
+    single = ant.build().compile()
+    joined = view.join([ant.build(), ant.build()], offsets)
+    data = mujoco.MjData(joined)
+    expected = [np.zeros((1, 3))]
+    for i, offset in enumerate(offsets):
+        own = mujoco.MjData(single)
+        own.qpos[:3] = random.normal(size=3)
+        own.qpos[7:] = random.uniform(-1.0, 1.0, single.nq - 7)
+        mujoco.mj_kinematics(single, own)
+        expected.append(own.xpos[1:] + offset)
+        data.qpos[i * single.nq : (i + 1) * single.nq] = own.qpos
+        data.qpos[i * single.nq : i * single.nq + 3] += offset
+    mujoco.mj_kinematics(joined, data)
+    np.testing.assert_allclose(data.xpos, np.concatenate(expected), atol=1e-9)
+    planes = joined.geom_type == mujoco.mjtGeom.mjGEOM_PLANE.value
+    assert planes.sum() == 1
+
+
+def test_the_camera_is_the_tasks_own():
+    env = envs.make("FrankaCubePush", 1)
+    scene = view.Scene(view.viser.ViserServer("localhost", 8090, verbose=False), env.engine.renderer)
+    env.engine.renderer = scene
+    env.reset()
+    env.render(0)
+    position, look_at, fov = view.viewpoint(scene.drawn[0])
+    camera = scene.drawn[0].model.camera("overview")
+    np.testing.assert_allclose(position, camera.pos, atol=1e-5)
+    assert math.degrees(fov) == pytest.approx(camera.fovy[0], abs=1e-3)
+    direction = np.array([-0.15, 0.0, 1.38]) - camera.pos  # what the model's camera looks at
+    np.testing.assert_allclose(np.cross(look_at - position, direction), 0.0, atol=1e-5)
+    scene.server.stop()
+
+
+# ---------------------------------------------------------------- pushes
+
+
+def test_a_push_moves_the_object_and_nothing_else():
+    env = envs.make("FrankaCubePush", 3)
+    env.reset()
+    qpos, qvel = env.engine.qpos.clone(), env.engine.qvel.clone()
+    view.push(env, [0, 2], torch.tensor([0.3, -0.4, 0.5]))
+    expected = torch.zeros_like(qvel)
+    expected[[0, 2], 9:12] = torch.tensor([0.3, -0.4, 0.5])  # after the arm's and the gripper's nine joints
+    torch.testing.assert_close(env.engine.qvel - qvel, expected)
+    torch.testing.assert_close(env.engine.qpos, qpos)
+
+
+def test_a_push_moves_a_cart_along_its_rail():
+    env = envs.make("Cartpole", 2)
+    env.reset()
+    qvel = env.engine.qvel.clone()
+    view.push(env, [1], torch.tensor([0.3, -0.4, 0.5]))
+    torch.testing.assert_close(env.engine.qvel - qvel, torch.tensor([[0.0, 0.0], [0.3, 0.0]]))
+
+
+# ---------------------------------------------------------------- the page
+
+
+def test_it_plays_the_mean_of_the_agent_that_is_chosen(page):
+    page.agent_choice.value = "agent 2"
+    page.choose()
+    obs = page.obs
+    page.step()
+    with torch.no_grad():
+        ids = torch.full((1, 3), 2)
+        _, _, policy, value, _ = page.agent.get_action_and_value(obs[None], ids, None, torch.zeros(1, 3, 0))
+    seconds, shown_value, *action = page.history[-1]
+    assert action == pytest.approx(policy.mean[0, 0].clamp(-1.0, 1.0).tolist())
+    assert shown_value == pytest.approx(page.agent.value_rms.denormalize(value)[0, 0].item() / 0.01)
+    assert page.env.episode_length.tolist() == [1, 1, 1]
+
+
+def test_sampled_actions_differ_from_the_mean(page):
+    page.choose()
+    mean = page.player.act(page.obs)
+    page.sampled.value = True
+    page.choose()
+    assert (page.player.act(page.obs) != mean).all()
+
+
+def test_a_paused_page_makes_single_steps(page):
+    page.paused.value = True
+    page.update()
+    page.commands.put("One step")
+    page.update()
+    page.update()
+    assert page.env.episode_length.tolist() == [1, 1, 1]
+
+
+def test_a_new_episode_begins_in_all_worlds(page):
+    for _ in range(3):
+        page.update()
+    page.paused.value = True
+    page.commands.put("New episode")
+    page.update()
+    assert page.env.episode_length.tolist() == [0, 0, 0]
+    torch.testing.assert_close(page.obs, page.env.observe())
+
+
+def test_a_push_goes_to_the_worlds_that_are_shown(page):
+    page.paused.value = True
+    page.world_choice.value = "world 1"
+    page.push_speed.value = 2.0
+    page.update()
+    qvel = page.env.engine.qvel.clone()
+    page.commands.put("Sideways")
+    page.update()
+    gained = page.env.engine.qvel - qvel
+    assert gained[1, :2].norm().item() == pytest.approx(2.0)
+    assert gained[:, 2:].abs().max() == 0.0
+    assert gained[[0, 2]].abs().max() == 0.0
+    torch.testing.assert_close(page.obs, page.env.observe())
+
+
+def test_a_new_checkpoint_is_taken_up(page):
+    page.update()
+    saved = checkpoint(pathlib.Path(page.args.run))
+    saved["learner"]["agent"]["actor.bias"] += 1.0
+    saved["global_step"] = 12_345
+    torch.save(saved, page.file)
+    page.last.clear()  # the time to look again has come
+    page.update()
+    torch.testing.assert_close(page.player.agent.actor.bias.data, saved["learner"]["agent"]["actor.bias"])
+    assert "12,345 steps" in page.text.content
+
+
+@pytest.mark.parametrize("flags, start", [
+    (f"{ROOT}/policies/Moat", "run "), ("nowhere", "run nowhere: "),
+    (f"{ROOT}/policies/Ant --num-envs 0", "--num-envs 0: "),
+])  # fmt: skip
+def test_bad_input(flags, start, capsys):
+    assert refused(view, flags, capsys).startswith(start)
+
+
+# ---------------------------------------------------------------- in a browser
+
+
+def wait_for(condition):
+    """Wait until condition() is true."""
+    end = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < end, "the browser has not done it"
+        time.sleep(0.1)
+
+
+@contextlib.contextmanager
+def browser():
+    """A headless browser."""
+    with sync_playwright() as playwright:
+        found = playwright.chromium.launch(executable_path=BROWSER, args=BROWSER_FLAGS)
+        yield found
+        found.close()
+
+
+def open_tab(browser, page):
+    """A tab with the page, once the scene is in it."""
+    tab = browser.new_page(viewport={"width": 800, "height": 600})
+    tab.set_default_timeout(1000.0 * PATIENCE)
+    tab.goto(f"http://localhost:{page.server.get_port()}")
+    tab.get_by_text("sapg.py").wait_for()
+    return tab
+
+
+def choose(tab, label, option):
+    tab.get_by_label(label).click()
+    tab.get_by_role("option", name=option, exact=True).click()
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no Chromium")
+def test_the_page_in_a_browser(page):
+    thread = threading.Thread(target=page.run)
+    thread.start()
+    with browser() as chromium:
+        first = open_tab(chromium, page)
+        second = open_tab(chromium, page)
+        wait_for(lambda: len(page.server.get_clients()) == 2)
+
+        canvas = first.locator("canvas").first
+        before = canvas.screenshot()
+        wait_for(lambda: canvas.screenshot() != before)  # the scene moves
+
+        choose(first, "Agent", "agent 3")
+        wait_for(lambda: page.playing == (3, False))
+        second.get_by_text("agent 3 of sapg.py").wait_for()  # both tabs show it
+
+        first.get_by_label("Pause").click()
+        wait_for(lambda: page.paused.value)
+        wait_for(lambda: not page.moved)
+        velocity = page.env.engine.qvel[0, :3].clone()
+        first.get_by_role("button", name="Down").click()
+        wait_for(lambda: (page.env.engine.qvel[0, :3] != velocity).any())
+        gained = page.env.engine.qvel[0, :3] - velocity
+        torch.testing.assert_close(gained, torch.tensor([0.0, 0.0, -1.0]))
+
+        one, other = (client.camera for client in page.server.get_clients().values())
+        position = other.position
+        box = canvas.bounding_box()
+        first.mouse.move(box["x"] + 100, box["y"] + 300)
+        first.mouse.down()
+        first.mouse.move(box["x"] + 200, box["y"] + 300, steps=4)
+        first.mouse.up()
+        wait_for(lambda: (one.position != position).any())  # each tab has its own camera
+        np.testing.assert_array_equal(other.position, position)
+
+        first.close()
+        wait_for(lambda: len(page.server.get_clients()) == 1)
+        seconds = page.seconds
+        second.get_by_label("Pause").click()
+        wait_for(lambda: page.seconds > seconds)  # a closed tab does not stop it
+    page.is_open = False
+    thread.join()
