@@ -281,8 +281,11 @@ def main(argv=None):
         print_scores(saved, script, players, args.episodes or 100, args, device)
     if args.video:
         ids = torch.tensor([k for _, k in players], device=device)
-        print(f"{args.video}: films agent {', '.join(map(str, ids.tolist()))} with mean actions", flush=True)
         env = make_env(saved, len(ids), args.seed, args.engine, device)
+        render = getattr(env, "render", None)
+        if getattr(render, "__func__", render) in (None, envs.VectorEnv.render):
+            harness.refuse("--video", args.video, f"{saved['args']['env_id']} has no method render, see envs/base.py")
+        print(f"{args.video}: films agent {', '.join(map(str, ids.tolist()))} with mean actions", flush=True)
         player = Player(make_agent(saved, script, env, device), ids, deterministic=True)
         write_video(args.video, *record_video(env, player))
 

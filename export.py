@@ -6,7 +6,9 @@ environments, which evaluate.py plays and this script exports.
 
 import dataclasses
 import inspect
+import logging
 import os
+import warnings
 from typing import Optional
 
 import envs  # noqa: F401, before torch: Isaac Gym must be imported first
@@ -63,15 +65,19 @@ def export_onnx(path, saved, agent, k, env):
     inputs, policy = [torch.zeros(2, env.num_obs), torch.zeros(2, agent.state_size)], MeanPolicy(agent, k)
     if not agent.state_size:
         names, outputs, inputs, policy = names[:1], outputs[:1], inputs[:1], MeanPolicyWithoutMemory(agent, k)
-    program = torch.onnx.export(
-        policy.eval(),
-        tuple(inputs),
-        dynamo=True,
-        verbose=False,
-        input_names=names,
-        output_names=outputs,
-        dynamic_shapes={name: {0: "batch"} for name in names},
-    )
+    # PyTorch logs that torchvision is missing, which no policy needs, and warns of how it works itself
+    logging.getLogger("torch.onnx._internal.exporter._registration").setLevel(logging.ERROR)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        program = torch.onnx.export(
+            policy.eval(),
+            tuple(inputs),
+            dynamo=True,
+            verbose=False,
+            input_names=names,
+            output_names=outputs,
+            dynamic_shapes={name: {0: "batch"} for name in names},
+        )
     model, adapted = program.model_proto, isinstance(env, Adapter)
     timed = any("frame_rate" in vars(x) for x in (env, *type(env).__mro__) if x is not envs.VectorEnv)
     metadata = {

@@ -64,7 +64,10 @@ def load_checkpoint(path, flag="--resume"):
     """The checkpoint of a run's folder, or the one in a file. `flag` is refused where there is none."""
     file = os.path.join(path, "checkpoint.pt") if os.path.isdir(path) else path
     if not os.path.isfile(file):
-        refuse(flag, path, "no such file" if file == path else "no checkpoint.pt in this folder")
+        first = (
+            "a run writes its first after --checkpoint-interval minutes, or when Ctrl-C stops it; else start it anew"
+        )
+        refuse(flag, path, "no such file or folder" if file == path else f"no checkpoint.pt in this folder: {first}")
     try:
         checkpoint = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # damage shows as one of a dozen kinds

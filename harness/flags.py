@@ -1,6 +1,7 @@
 """The command line: a script's Args over the task's tuned values; what cannot work is refused in one line."""
 
 import os
+import sys
 import textwrap
 from dataclasses import fields
 from typing import Any, Callable, Dict, Optional, Sequence, Tuple
@@ -13,6 +14,7 @@ import tyro
 from harness import distributed
 from harness.checkpoints import load_checkpoint
 from harness.errors import needs_output, refuse
+from harness.help import print_help
 from harness.hyperparameters import CPU
 from harness.run import script_name
 
@@ -47,7 +49,7 @@ def parse_args(
     Returns args, an Args, and the checkpoint that --resume names, or None.
     """
     distributed.start()
-    given = tyro.cli(Args, args=argv, add_help=False, return_unknown_args=True)[0]
+    given, others = tyro.cli(Args, args=argv, add_help=False, return_unknown_args=True)
     saved = None if given.resume is None else load_checkpoint(given.resume)
     if saved and given.load is not None:
         refuse("--load", given.load, "must not be given with --resume: it starts a new run")
@@ -56,11 +58,20 @@ def parse_args(
     if saved:
         check_script(Args, given, saved)
         defaults = gpu_defaults = saved["args"]
+        num_envs = defaults["num_envs"]
     else:
-        defaults, gpu_defaults = presets(Args, given, tuned)
+        defaults, gpu_defaults, num_envs = presets(Args, given, tuned)
+    if "--help" in others or "-h" in others:
+        check_env_id(given.env_id)
+        source = "the checkpoint"
+        if not saved:
+            device = "a GPU" if has_gpu(given) else "a CPU"
+            source = f"{given.env_id} on {device}; those of another task: --env-id TASK --help"
+        print_help(Args, script_name(Args), defaults, source)
+        sys.exit(0)
     known = {name: defaults[name] for name in flag_names(Args) if name in defaults}
-    args = tyro.cli(Args, args=argv, default=Args(**known), description=f"Tasks: {', '.join(envs.TASKS)}.")
-    args.device = f"cuda:{distributed.LOCAL_RANK}" if args.cuda and torch.cuda.is_available() else "cpu"
+    args = tyro.cli(Args, args=argv, default=Args(**known))
+    args.device = f"cuda:{distributed.LOCAL_RANK}" if has_gpu(args) else "cpu"
     if args.device != "cpu":
         torch.cuda.set_device(args.device)
     check_common_args(args)
@@ -69,29 +80,42 @@ def parse_args(
     if saved:
         check_resumable(args, saved)
         args.resume = os.path.abspath(args.resume if os.path.isdir(args.resume) else os.path.dirname(args.resume))
-    announce(Args, args, defaults, gpu_defaults)
+    announce(Args, args, defaults, gpu_defaults, num_envs)
     return args, saved
 
 
+def has_gpu(args):
+    return args.cuda and torch.cuda.is_available()
+
+
 def presets(Args, given, tuned):
-    """The task's defaults on this machine, and those on a GPU: name -> value. Agents and processes get equal blocks."""
+    """The task's defaults on this machine, and those on a GPU: name -> value.
+
+    Agents and processes get equal blocks of environments. The third result is their number before it is rounded down.
+    """
     on_gpu = {"env_id": given.env_id, "num_envs": Args.num_envs, **tuned.get(given.env_id, {})}
-    has_gpu = given.cuda and torch.cuda.is_available()
-    here = on_gpu if has_gpu else {**on_gpu, **CPU.get(given.env_id, {})}
+    here = on_gpu if has_gpu(given) else {**on_gpu, **CPU.get(given.env_id, {})}
+    num_envs = here["num_envs"]
     blocks = getattr(given, "num_agents", 1) * distributed.WORLD_SIZE
     for row in (on_gpu, here):
         row["num_envs"] -= row["num_envs"] % max(1, min(blocks, row["num_envs"]))
-    return here, on_gpu
+    return here, on_gpu, num_envs
 
 
 @needs_output()
-def announce(Args, args, defaults, gpu_defaults):
-    """Print the command line that gives this run without presets, and what a GPU's presets would add."""
+def announce(Args, args, defaults, gpu_defaults, num_envs):
+    """Print the command line that gives this run without presets, and what a GPU's presets would add.
+
+    num_envs: the default number of environments before it was rounded down.
+    """
     changed = {}
     for name in flag_names(Args):
         if name == "env_id" or getattr(args, name) != getattr(Args, name):
             changed[name] = getattr(args, name)
     print(textwrap.fill(f"{script_name(Args)}.py {spell(changed)}", 120, **WRAP))
+    if args.num_envs == defaults["num_envs"] != num_envs:
+        blocks = distributed.WORLD_SIZE * getattr(args, "num_agents", 1)
+        print(f"{args.num_envs:,} environments, not {num_envs:,}: a multiple of {blocks}, agents times processes")
     larger = {}
     for name, value in gpu_defaults.items():
         if value != defaults[name] and getattr(args, name) == defaults[name]:
@@ -132,12 +156,17 @@ def check_script(Args, given, saved):
             print(f"{flag(field)} of the checkpoint is ignored: {name}.py has no such flag")
 
 
+def check_env_id(env_id):
+    """Refuse a task that does not exist."""
+    try:
+        envs.check_env_id(env_id)
+    except ValueError as error:
+        refuse("--env-id", env_id, error)
+
+
 def check_common_args(args):
     """Refuse what no script can work with, before anything is created."""
-    try:
-        envs.check_env_id(args.env_id)
-    except ValueError as error:
-        refuse("--env-id", args.env_id, error)
+    check_env_id(args.env_id)
     try:
         envs.find_engine(args.engine, args.env_id, args.device)
     except ValueError as error:

@@ -22,7 +22,7 @@ import pbt
 import ppo
 import sapg
 from envs.base import VectorEnv
-from tests.conftest import the_run, written
+from tests.conftest import DRIFT, the_run, written
 from tests.scripts.conftest import ENVIRONMENT, ROOT, checkpoint, differences, refused
 
 POPULATION = {ppo: "", **dict.fromkeys((sapg, cpo, epo, pbt), "--num-agents 4")}
@@ -314,6 +314,12 @@ def test_a_class_that_is_no_vector_env_trains_scores_and_is_filmed(capsys):
 
 
 # ---------------------------------------------------------------- refusals
+
+
+def test_a_film_of_a_task_that_cannot_be_drawn(capsys):
+    run = train(ppo, f"--env-id {DRIFT} --total-timesteps 1024")
+    assert refused(evaluate, f"{run} --no-cuda --video film.gif", capsys).startswith("--video film.gif: ")
+    assert not pathlib.Path("film.gif").exists()
 
 
 @pytest.mark.parametrize("flags, start", [

@@ -52,7 +52,9 @@ def test_the_file_acts_as_the_network(script, network, capsys):
         weights *= 100 if name.endswith("actor.weight") else 1  # some actions are to be clamped
     torch.save(saved, folder / "checkpoint.pt")
     export.main([str(folder), "policy.onnx", "--agent", str(k)])
-    assert f"obs{', lstm_state' * (network == 'lstm')} -> action" in capsys.readouterr().out
+    printed = capsys.readouterr()
+    assert f"obs{', lstm_state' * (network == 'lstm')} -> action" in printed.out
+    assert printed.err == ""
     *_, agent = network_of(folder)
     session = onnxruntime.InferenceSession("policy.onnx")
     generator = torch.Generator().manual_seed(0)

@@ -211,9 +211,37 @@ def test_help_lists_every_flag_and_the_tasks_defaults(script, capsys):
     text = capsys.readouterr().out
     for f in fields(script.Args):
         assert bool(re.search(rf"{flag(f.name)}\b", text)) == f.init, f.name
-    plain = re.sub(r"[^\w:().]+", " ", text)  # without frame and line breaks
-    assert "(default: 8)" in plain[plain.index("update epochs") :][:300]
+    plain = " ".join(text.split())
+    epochs = plain[plain.index("--update-epochs") :]
+    assert re.search(r"\(default: (.*?)\)", epochs).group(1) == "8"
+    sizes = plain[plain.index("--hidden-sizes") :]
+    assert re.search(r"\(default: (.*?)\)", sizes).group(1) == "32 32"
     assert not list(pathlib.Path().iterdir())
+
+
+def test_help_has_the_groups_of_the_source(capsys):
+    assert train(epo, "--help") == 0
+    blocks = capsys.readouterr().out.split("\n\n")
+    groups = {block.split("\n")[0]: re.findall(r"^  (--[\w-]+)", block, re.MULTILINE) for block in blocks}
+    assert [name for name, found in groups.items() if found] == ["Experiment", "PPO", "SAPG", "EPO"]
+    assert groups["SAPG"][0] == "--num-agents"
+    own = {flag(f.name) for f in fields(epo.Args) if f.init} - {flag(f.name) for f in fields(sapg.Args)}
+    assert set(groups["EPO"]) == own
+
+
+def test_help_into_a_pipe_that_is_closed():
+    process = start(epo, "--help")
+    process.stdout.close()
+    assert process.stderr.read() == ""
+    assert process.wait() == 0
+
+
+def test_a_default_that_is_rounded_down_says_why(capsys):
+    assert parse(epo, "--no-cuda --env-id Moat --num-agents 48").num_envs == 3_072
+    assert "3,072" not in capsys.readouterr().out
+    assert parse(epo, "--no-cuda --env-id Moat --num-agents 50").num_envs == 3_050
+    numbers = [re.findall(r"[\d,]*\d", line) for line in capsys.readouterr().out.splitlines()]
+    assert ["3,050", "3,072", "50"] in numbers
 
 
 @every_script

@@ -1,0 +1,95 @@
+"""What --help prints: the flags of a script in the groups of its source, with the defaults of a task."""
+
+import ast
+import inspect
+import os
+import re
+import sys
+import textwrap
+from dataclasses import fields
+from typing import Any, Dict, Literal, Union, get_args, get_origin
+
+import envs
+
+WIDTH = 110
+COLUMN = 38  # where the descriptions begin
+
+
+def read_groups(Args: type) -> Dict[str, Dict[str, str]]:
+    """The fields in the source of Args and its bases: group -> name -> docstring. A comment begins a group."""
+    groups = {}
+    for cls in reversed(Args.__mro__[:-1]):
+        source = textwrap.dedent(inspect.getsource(cls))
+        lines = source.splitlines()
+        body = ast.parse(source).body[0].body
+        group = "Flags"
+        end = 1  # the last line of the field before
+        for node, following in zip(body, [*body[1:], None]):
+            if not isinstance(node, ast.AnnAssign):
+                continue
+            for line in lines[end : node.lineno - 1]:
+                comment = re.fullmatch(r"    # (.+)", line)
+                group = comment.group(1) if comment else group
+            has_docstring = isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant)
+            groups.setdefault(group, {})[node.target.id] = following.value.value if has_docstring else ""
+            end = node.end_lineno
+    return groups
+
+
+def spell_values(kind):
+    """The values of a field's type, as help shows them."""
+    if get_origin(kind) is Union:  # Optional
+        return spell_values(get_args(kind)[0])
+    if get_origin(kind) is Literal:
+        return "{" + ",".join(get_args(kind)) + "}"
+    if get_origin(kind) is tuple:
+        return spell_values(get_args(kind)[0]) + " ..."
+    return kind.__name__.upper()
+
+
+def spell_default(value):
+    if value is None:
+        return "unset"
+    return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def describe(field, docstring, default):
+    """A flag with its description and its default, as lines of text."""
+    name = field.name.replace("_", "-")
+    if field.type is bool:
+        usage = f"  --{name}, --no-{name}"
+        shown = f"--{name}" if default else f"--no-{name}"
+    else:
+        usage = f"  --{name} {spell_values(field.type)}"
+        shown = spell_default(default)
+    indent = " " * COLUMN
+    text = textwrap.fill(
+        f"{docstring} (default: {shown})",
+        WIDTH,
+        initial_indent=indent,
+        subsequent_indent=indent,
+        break_on_hyphens=False,
+        break_long_words=False,
+    )
+    if len(usage) < COLUMN - 1:
+        return usage + text[len(usage) :]
+    return f"{usage}\n{text}"
+
+
+def print_help(Args: type, script: str, defaults: Dict[str, Any], source: str) -> None:
+    """Print all flags of a script.
+
+    defaults: name -> value, for flags whose default is not that of Args; source: what these defaults belong to.
+    """
+    by_name = {field.name: field for field in fields(Args) if field.init}
+    tasks = textwrap.fill(f"Tasks: {', '.join(envs.TASKS)}; or your own.", WIDTH, subsequent_indent="  ")
+    lines = [f"usage: python {script}.py [FLAGS]", "", tasks, "", f"The defaults below are those of {source}."]
+    for group, docstrings in read_groups(Args).items():
+        lines += ["", group]
+        for name, docstring in docstrings.items():
+            if name in by_name:
+                lines.append(describe(by_name[name], docstring, defaults.get(name, by_name[name].default)))
+    try:
+        print("\n".join(lines), flush=True)
+    except BrokenPipeError:  # `| head` has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it once more at the end
