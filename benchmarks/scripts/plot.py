@@ -1,13 +1,13 @@
 """Draw learning curves as PNG files, of runs or of experiments. Needs matplotlib.
 
     python -m benchmarks.scripts.plot runs/* [--tag charts/leader_return losses/*] [--out curves.png]
-    python -m benchmarks.scripts.plot moat [--tag charts/leader_return]
+    python -m benchmarks.scripts.plot moat [--tag charts/leader_return] [--variants PPO EPO] [--out curves.png]
 
 Runs: a row of panels per task and a panel per tag. Runs of the same script, or --exp-name, with different seeds are one
 line, their median, with a band between the quartiles; each of several with the same seed has a line of its own.
 
 An experiment's csv: a panel per variant with the same line and band, in grey the first variant's median, and in the
-last panel every seed's final value; written to benchmarks/results/EXPERIMENT[-TAG].png.
+last panel every seed's final value; written to benchmarks/results/EXPERIMENT[-TAG].png unless --out says where.
 """
 
 import argparse
@@ -145,21 +145,30 @@ def main(argv=None):
     names = experiment_names()
     parser.add_argument("names", nargs="+", metavar="NAME", help=f"a run's folder, or one of {', '.join(names)}")
     parser.add_argument("--tag", nargs="+", help="what to draw; of an experiment one tag, by default its score")
-    parser.add_argument("--out", type=pathlib.Path, default="curves.png", help="the file for runs")
+    parser.add_argument("--variants", nargs="+", help="which variants of an experiment; by default all")
+    parser.add_argument("--out", type=pathlib.Path, help="the picture; by default of runs curves.png")
     args = parser.parse_args(argv)
     folders = [pathlib.Path(name) for name in args.names if name not in names]
     missing = [str(folder) for folder in folders if not folder.is_dir()]
     if missing:
         parser.error(f"{' '.join(missing)}: neither a run's folder nor an experiment")
     if folders:
-        draw_runs(folders, args.tag or TAGS, args.out)
+        draw_runs(folders, args.tag or TAGS, args.out or "curves.png")
     for name in [name for name in args.names if name in names]:
         experiment = read_experiment(name)
         numbers = read_numbers(experiment)
         tag = args.tag[0] if args.tag else experiment.score
         short = tag.split("/")[-1]
         picture = experiment.csv.with_name(f"{name}-{short}.png" if args.tag else f"{name}.png")
-        draw_experiment(select_curves(numbers, tag), select_values(numbers, tag), short.replace("_", " "), picture)
+        curves = select_curves(numbers, tag)
+        finals = select_values(numbers, tag)
+        for variant in args.variants or ():
+            if variant not in curves:
+                parser.error(f"{name} has no variant {variant}, it has {'; '.join(curves)}")
+        if args.variants:
+            curves = {variant: curves[variant] for variant in args.variants}
+            finals = {variant: finals[variant] for variant in args.variants}
+        draw_experiment(curves, finals, short.replace("_", " "), args.out or picture)
 
 
 if __name__ == "__main__":
