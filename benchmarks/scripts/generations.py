@@ -48,7 +48,7 @@ def read_generations(folder):
 def draw_curves(axis, curves, names, generations):
     for tag, name in names.items():
         steps, values = curves[tag]
-        axis.plot(steps / 1e6, values, label=name, lw=1.3)
+        axis.plot(steps / 1e6, values, "o-", label=name, lw=1.3, ms=2)
     for step, _, _ in generations:
         axis.axvline(step / 1e6, color="0.8", lw=0.8, zorder=0)
     axis.set_xlabel("million environment steps")
@@ -68,6 +68,8 @@ def draw_generations(axis, generations):
         ):
             label = name if i == 1 else None
             axis.plot([i] * len(agents), [fitness[k] for k in agents], "o", ms=3.5, color=colour, label=label)
+    axis.set_xlim(0.5, len(generations) + 0.5)
+    axis.set_xticks(range(1, len(generations) + 1))
     axis.set_xlabel("generation")
     axis.legend(fontsize=7)
 

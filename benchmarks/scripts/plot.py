@@ -11,6 +11,7 @@ last panel every seed's final value; written to benchmarks/results/EXPERIMENT[-T
 """
 
 import argparse
+import math
 import pathlib
 import re
 
@@ -117,8 +118,9 @@ def draw_runs(folders, tags, path):
 def draw_experiment(curves, finals, label, path):
     """curves, finals: of `summarize.py`'s select_curves and select_values; label: of the vertical axis."""
     count = len(curves) + 1
-    columns = min(count, MAX_COLUMNS)
-    figure, axes = panels(-(-count // columns), columns)
+    rows = math.ceil(count / MAX_COLUMNS)
+    columns = math.ceil(count / rows)
+    figure, axes = panels(rows, columns)
     axes = axes.flatten()
     for axis in axes[count:]:
         axis.remove()
