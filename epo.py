@@ -410,7 +410,10 @@ class FitnessTracker(nn.Module):
         return harness.average((self.episodes > 0).float().mean(1))
 
     def fitness(self):
-        """Mean score (A,); NaN where fewer than 90 % of the agent's environments have one, after PATIENCE half."""
+        """Mean score (A,); NaN where fewer than 90 % of the agent's environments have one.
+
+        Half of them are enough once PATIENCE episodes per environment have finished.
+        """
         share = self.judged_share()
         score = harness.average((self.scores * (self.episodes > 0)).mean(1)) / share
         least = 0.5 if self.episodes_per_environment() >= PATIENCE else 0.9
@@ -425,7 +428,8 @@ class FitnessTracker(nn.Module):
 def fitness_spread(fitness, floor, episodes_since_generation):
     """The followers' max - min, and its scale: |median|, but at least `floor`, since any gap exceeds a median of 0.
 
-    NaN while some follower's fitness is not known; after PATIENCE two parents and one to replace are enough.
+    NaN while some follower's fitness is not known. Once PATIENCE episodes per environment have finished, three
+    followers are enough: two parents and one to replace.
     """
     followers = fitness[LEADER + 1 :]
     known = followers[followers.isfinite()]
