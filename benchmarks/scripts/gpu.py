@@ -37,6 +37,7 @@ class Sizes:
     compared_worlds = 16
     compared_steps = 50
     curve_seconds = 90
+    curve_flags = ("--total-timesteps", str(10**10))  # so that time alone ends it
     flags = ()
 
 
@@ -49,7 +50,8 @@ class TinySizes:
     engine_steps = 4
     compared_worlds = 2
     compared_steps = 2
-    curve_seconds = 15
+    curve_seconds = 300
+    curve_flags = ("--num-envs", "64", "--total-timesteps", "20480")
     flags = ("--no-cuda", "--num-minibatches", "2", "--hidden-sizes", "16")
 
 
@@ -134,9 +136,7 @@ def print_comparison(env_id, sizes, other):
 
 def print_curve(sizes, seconds_left):
     """Ten points of the return of Ant, trained with its tuned settings until the time is over."""
-    command = [str(ROOT / "ppo.py"), "--env-id", "Ant", "--total-timesteps", str(10**10), *sizes.flags]
-    if sizes.flags:
-        command += ["--num-envs", "8"]
+    command = [str(ROOT / "ppo.py"), "--env-id", "Ant", *sizes.curve_flags, *sizes.flags]
     run = throughput.train(command, min(sizes.curve_seconds, seconds_left))
     points = list(zip(*run.curves["charts/episodic_return"]))
     for step, value in points[:: -max(1, len(points) // 10)][::-1]:  # with the last
