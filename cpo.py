@@ -177,7 +177,8 @@ class RunningMeanStd(nn.Module):
         """Merge the moments of x (..., *shape) into the running ones (Chan et al. 1979)."""
         x = x.reshape(-1, *self.mean.shape).double()
         mean, var, rows = harness.moments(x)  # over all processes
-        delta, total = mean - self.mean, self.count + rows
+        delta = mean - self.mean
+        total = self.count + rows
         m2 = self.var * self.count + var * rows + delta**2 * self.count * rows / total
         self.mean += delta * rows / total
         self.var.copy_(m2 / total)
@@ -515,7 +516,9 @@ def main(argv=None):
     harness.seed_everything(args.seed)
     torch.backends.cuda.matmul.allow_tf32 = True
     env = harness.make_env(args)
-    device, T, N = args.device, args.num_steps, env.num_envs
+    device = args.device
+    T = args.num_steps
+    N = env.num_envs
     agent = Agent(env.num_obs, env.num_actions, args).to(device)
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, fused=True)
     if args.adversarial_coef:  # CPO Eq. 12
@@ -542,7 +545,7 @@ def main(argv=None):
 
     obs[0] = env.reset()
     dones[0] = True
-    episodes = harness.EpisodeStatistics(N, args.num_agents, device)
+    episodes = harness.EpisodeStatistics(N, args.num_agents, device, LEADER)
     # What --resume restores, beside the random generators: whatever else has a state belongs in one of these dicts.
     # Tensors are restored in place, so change them in place; here they are views of what the next iteration begins with
     learner = {"agent": agent, "optimizer": optimizer}  # the same in every process

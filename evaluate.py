@@ -223,8 +223,12 @@ def mean_and_error(values):
 
 def record_video(env, player):
     """One episode of every environment, at most FILM_SECONDS. Returns frames in a grid, and how many make a second."""
-    obs, frames, num_envs = env.reset(), [], env.num_envs
-    playing, pictures, columns = [True] * num_envs, [None] * num_envs, math.ceil(math.sqrt(num_envs))
+    obs = env.reset()
+    frames = []
+    num_envs = env.num_envs
+    playing = [True] * num_envs
+    pictures = [None] * num_envs
+    columns = math.ceil(math.sqrt(num_envs))
     rate = getattr(env, "frame_rate", envs.VectorEnv.frame_rate)  # control steps per second
     period = math.ceil(rate / FILM_RATE)  # control steps per frame
     for step in range(int(FILM_SECONDS * rate)):

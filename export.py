@@ -38,7 +38,8 @@ class MeanPolicy(torch.nn.Module):
 
     def __init__(self, agent, k):
         super().__init__()
-        self.agent, self.k = agent[k] if isinstance(agent, torch.nn.ModuleList) else agent, k
+        self.agent = agent[k] if isinstance(agent, torch.nn.ModuleList) else agent
+        self.k = k
 
     def forward(self, obs, lstm_state):
         """obs (B, D), lstm_state (B, 2H) after the previous step -> action (B, U), lstm_state (B, 2H)."""
@@ -61,10 +62,16 @@ def export_onnx(path, saved, agent, k, env):
     """
     import onnx
 
-    names, outputs = ["obs", "lstm_state"], ["action", "next_lstm_state"]
-    inputs, policy = [torch.zeros(2, env.num_obs), torch.zeros(2, agent.state_size)], MeanPolicy(agent, k)
-    if not agent.state_size:
-        names, outputs, inputs, policy = names[:1], outputs[:1], inputs[:1], MeanPolicyWithoutMemory(agent, k)
+    names = ["obs"]
+    outputs = ["action"]
+    inputs = [torch.zeros(2, env.num_obs)]
+    if agent.state_size:
+        names.append("lstm_state")
+        outputs.append("next_lstm_state")
+        inputs.append(torch.zeros(2, agent.state_size))
+        policy = MeanPolicy(agent, k)
+    else:
+        policy = MeanPolicyWithoutMemory(agent, k)
     # PyTorch logs that torchvision is missing, which no policy needs, and warns of how it works itself
     logging.getLogger("torch.onnx._internal.exporter._registration").setLevel(logging.ERROR)
     with warnings.catch_warnings():
@@ -78,7 +85,8 @@ def export_onnx(path, saved, agent, k, env):
             output_names=outputs,
             dynamic_shapes={name: {0: "batch"} for name in names},
         )
-    model, adapted = program.model_proto, isinstance(env, Adapter)
+    model = program.model_proto
+    adapted = isinstance(env, Adapter)
     timed = any("frame_rate" in vars(x) for x in (env, *type(env).__mro__) if x is not envs.VectorEnv)
     metadata = {
         "task": saved["args"]["env_id"],

@@ -149,7 +149,8 @@ class RunningMeanStd(nn.Module):
         """Merge the moments of x (..., *shape) into the running ones (Chan et al. 1979)."""
         x = x.reshape(-1, *self.mean.shape).double()
         mean, var, rows = harness.moments(x)  # over all processes
-        delta, total = mean - self.mean, self.count + rows
+        delta = mean - self.mean
+        total = self.count + rows
         m2 = self.var * self.count + var * rows + delta**2 * self.count * rows / total
         self.mean += delta * rows / total
         self.var.copy_(m2 / total)
@@ -388,7 +389,9 @@ def main(argv=None):
     harness.seed_everything(args.seed)
     torch.backends.cuda.matmul.allow_tf32 = True
     env = harness.make_env(args)
-    device, T, N = args.device, args.num_steps, env.num_envs
+    device = args.device
+    T = args.num_steps
+    N = env.num_envs
     A = args.num_agents  # PBT
     agent = Agent(env.num_obs, env.num_actions, args).to(device)
     # PBT: an agent's group of the optimizer has its hyperparameters: agent 0's are the flags, the others' mutations

@@ -6,6 +6,7 @@ import importlib.metadata
 import importlib.util
 import inspect
 import re
+from typing import Any
 
 from envs import import_isaacgym_first  # noqa: F401, must come before anything that imports torch
 from envs.adapters import isaacgym
@@ -134,8 +135,8 @@ def make(
     seed: int = 1,
     engine: str = "auto",
     training: bool = False,
-) -> VectorEnv:
-    """Makes `num_envs` copies of a task on `device`.
+) -> Any:
+    """Makes `num_envs` copies of a task on `device`: a VectorEnv, or what the class of a custom task makes.
 
     Raises ValueError for an unknown id or engine, UnsupportedError (one line) if engine or adapter lack what it needs.
 

@@ -19,7 +19,8 @@ class UnsupportedError(ValueError):
 def full_precision():
     """Matrix products in float32 even if the learner enables TF32, which would change torques by up to 15 N m."""
     matmul = torch.backends.cuda.matmul
-    allowed, matmul.allow_tf32 = matmul.allow_tf32, False
+    allowed = matmul.allow_tf32
+    matmul.allow_tf32 = False
     try:
         yield
     finally:

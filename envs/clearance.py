@@ -42,8 +42,11 @@ class Clearance:
         self.joint_index = torch.tensor([joint.get(body, num_joints) for body in order], device=device)  # J: none
         # A body's frame in its parent's is fixed + sin(angle) turned + (1 - cos(angle)) twice, Rodrigues' formula
         axes = np.array([model.jnt_axis[joint.get(body, 0)] for body in order])
-        fixed, cross = frames(model.body_pos[order], model.body_quat[order]), cross_products(axes)
-        self.fixed, self.turned, self.twice = tensor(fixed), tensor(fixed @ cross), tensor(fixed @ cross @ cross)
+        fixed = frames(model.body_pos[order], model.body_quat[order])
+        cross = cross_products(axes)
+        self.fixed = tensor(fixed)
+        self.turned = tensor(fixed @ cross)
+        self.twice = tensor(fixed @ cross @ cross)
         self.levels = []  # per depth: places of its bodies in `order`, and of their parents in the depth before
         before = [0]
         for level in range(1, max(depth.values()) + 1):
@@ -85,8 +88,11 @@ class Clearance:
         box = rotation_matrix(box_quat.T)[..., None]  # (3, 3, R, 1)
         centre = (box * (centre - box_pos[:, None]).movedim(-1, 0)[:, None]).sum(0)  # (3, R, S), in the box's axes
         rotation = (box[:, :, None] * rotation.permute(2, 3, 0, 1)[:, None]).sum(0)  # (3, 3, R, S)
-        edge, half = box_half.T[..., None], self.half.T[:, None]
-        low, high, minus_half = -edge - centre, edge - centre, -half  # of the box, as seen from the shape's centre
+        edge = box_half.T[..., None]
+        half = self.half.T[:, None]
+        low = -edge - centre  # of the box, as seen from the shape's centre
+        high = edge - centre
+        minus_half = -half
         of_shape = torch.zeros_like(centre)
         for _ in range(ITERATIONS):  # the nearest points of two convex bodies
             local = (rotation * of_shape.clamp(low, high)[:, None]).sum(0)

@@ -40,13 +40,18 @@ class OperationalSpaceController:
             torch.as_tensor(x, dtype=torch.float32, device=device) for x in (mass, com, inertia, effort, speed, rest)
         )
         self.effort, self.speed, self.period, self.rest = effort, speed, period, rest
-        self.num_joints, self.hand_offset = len(rest), hand_offset
-        self.stiffness, self.damping = stiffness, 2.0 * math.sqrt(stiffness)
-        self.rest_stiffness, self.rest_damping = rest_stiffness, 2.0 * math.sqrt(rest_stiffness)
+        self.num_joints = len(rest)
+        self.hand_offset = hand_offset
+        self.stiffness = stiffness
+        self.damping = 2.0 * math.sqrt(stiffness)
+        self.rest_stiffness = rest_stiffness
+        self.rest_damping = 2.0 * math.sqrt(rest_stiffness)
         self.armature = armature * torch.eye(len(rest), device=device)
         self.singular = SINGULAR * torch.eye(6, device=device)
         # components first, N last, as in `dynamics`
-        self.mass, self.com, self.inertia = mass[:, None], com.T[..., None], inertia.permute(1, 2, 0)[..., None]
+        self.mass = mass[:, None]
+        self.com = com.T[..., None]
+        self.inertia = inertia.permute(1, 2, 0)[..., None]
         self.carries = torch.ones(len(rest), len(mass), device=device).triu()  # (J, L): joint j moves link l
         self.carried_mass = self.carries @ self.mass
         self.eye = torch.eye(3, device=device)[..., None, None]
@@ -59,8 +64,10 @@ class OperationalSpaceController:
         of everything that joint j carries when only j rotates, at unit speed. Moments are about the hand.
         """
         # components first, N last, (3, L, N): twice as fast, as every operation runs along contiguous memory
-        pos, rotation = link_pos.permute(2, 1, 0).contiguous(), rotation_matrix(link_quat.permute(2, 1, 0).contiguous())
-        joint_pos, axis = pos[:, : self.num_joints], rotation[:, 2, : self.num_joints]
+        pos = link_pos.permute(2, 1, 0).contiguous()
+        rotation = rotation_matrix(link_quat.permute(2, 1, 0).contiguous())
+        joint_pos = pos[:, : self.num_joints]
+        axis = rotation[:, 2, : self.num_joints]
         hand = joint_pos[:, -1:] + self.hand_offset * axis[:, -1:]
         linear = cross(axis, hand - joint_pos)
 
@@ -69,11 +76,14 @@ class OperationalSpaceController:
         inertia = (rotation[:, :, None] * self.inertia).sum(1)
         inertia = (inertia[:, None] * rotation).sum(2)
         inertia = inertia + self.eye * (moment * com).sum(0) - moment[:, None] * com
-        moment, inertia = self.carries @ moment, self.carries @ inertia  # of everything that each joint carries
+        # of everything that each joint carries
+        moment = self.carries @ moment
+        inertia = self.carries @ inertia
         momentum = self.carried_mass * linear + cross(axis, moment)
         angular_momentum = cross(moment, linear) + (inertia * axis).sum(1)
 
-        twist, momentum = torch.cat([linear, axis]), torch.cat([momentum, angular_momentum])
+        twist = torch.cat([linear, axis])
+        momentum = torch.cat([momentum, angular_momentum])
         mass = (twist[:, :, None] * momentum[:, None]).sum(0)
         mass = torch.where(self.upper, mass, mass.transpose(0, 1))
         return arms_first(twist), arms_first(mass) + self.armature
@@ -88,6 +98,7 @@ class OperationalSpaceController:
         joint_response = torch.linalg.solve_ex(mass, jacobian.transpose(1, 2))[0]
         force = torch.linalg.solve_ex(jacobian @ joint_response + self.singular, desired)[0]
         acceleration = (joint_response @ force + posture).squeeze(-1)
-        top, joint_vel = self.speed / self.period, joint_vel / self.period
+        top = self.speed / self.period
+        joint_vel = joint_vel / self.period
         acceleration = acceleration.clamp(-top - joint_vel, top - joint_vel)  # respects the joints' speed limits
         return (mass @ acceleration[..., None]).squeeze(-1).clamp(-self.effort, self.effort)

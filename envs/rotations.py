@@ -7,7 +7,10 @@ import torch
 
 def multiply(a, b):
     """Hamilton product (..., 4) of quaternions (..., 4): the rotation b, then a."""
-    aw, av, bw, bv = a[..., :1], a[..., 1:], b[..., :1], b[..., 1:]
+    aw = a[..., :1]
+    av = a[..., 1:]
+    bw = b[..., :1]
+    bv = b[..., 1:]
     vector = aw * bv + bw * av + torch.linalg.cross(av, bv)
     return torch.cat([aw * bw - (av * bv).sum(-1, keepdim=True), vector], -1)
 

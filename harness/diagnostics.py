@@ -8,8 +8,7 @@ from torch.distributions import kl_divergence
 
 from harness import distributed
 
-LEADER = 0  # as in the scripts
-MAX_LOG_RATIO = 20.0  # as in the scripts
+LOG_RATIO_BOUND = 20.0  # against overflow
 INPUTS = ("obs", "agent_ids", "dones", "lstm_state", "actions")  # of Agent.get_action_and_value
 
 
@@ -26,14 +25,15 @@ def diagnose(iteration, agent, batch, args):
     def log_ratio(rows):  # of the learner's probability to that of who acted, from whose LSTM state it starts (T, C)
         minibatches = zip(*(rows[key].chunk(args.num_minibatches, 1) for key in INPUTS))
         logprobs = torch.cat([agent.get_action_and_value(*inputs)[1] for inputs in minibatches], 1)
-        return (logprobs - rows["logprobs"]).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+        return (logprobs - rows["logprobs"]).clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
 
+    leader = agent.leader  # the followers come after it, as in the scripts
     columns = args.num_envs // distributed.WORLD_SIZE  # of this process; Run.log averages over all
     on = {key: value[:, :columns] for key, value in batch.items()}
     off = {key: value[:, columns:] for key, value in batch.items()}
     shown = torch.linspace(0, args.num_agents - 1, min(args.num_agents, 9)).round().long().tolist()
     kls = kl_matrix(agent, on, shown, args.num_agents)
-    log_ratios = log_ratio({**on, "agent_ids": torch.full_like(on["agent_ids"], LEADER)})
+    log_ratios = log_ratio({**on, "agent_ids": torch.full_like(on["agent_ids"], leader)})
     shade = ((kls.clamp(1e-3, 1e2).log10() + 3) / 5).cpu()  # black 1e-3 to white 100 nats, on a log scale
     values = {
         "population/kl_matrix": shade.repeat_interleave(24, 0).repeat_interleave(24, 1).expand(3, -1, -1),
@@ -44,16 +44,17 @@ def diagnose(iteration, agent, batch, args):
         nearest = (kls + torch.diag(torch.full_like(kls[0], math.inf))).argmin(1)  # other agent, of each row
         values.update(
             {
-                "population/is_ratio_deviation": deviation[LEADER + 1 :].mean(),
+                "population/is_ratio_deviation": deviation[leader + 1 :].mean(),
                 "population/is_log_ratio_median": log_ratios[:, columns // args.num_agents :].abs().median(),
                 "population/ess_rate": ess,
-                "population/leader_is_nearest": (nearest[1:] == LEADER).float().mean(),
-                "population/kl_to_leader": kls[1:, LEADER].mean(),
+                "population/leader_is_nearest": (nearest[leader + 1 :] == leader).float().mean(),
+                "population/kl_to_leader": kls[leader + 1 :, leader].mean(),
             }
         )
     if off["obs"].shape[1]:
         ratio = log_ratio(off).exp()
-        low, high = off["mu"] * (1 - args.clip_coef), off["mu"] * (1 + args.clip_coef)
+        low = off["mu"] * (1 - args.clip_coef)
+        high = off["mu"] * (1 + args.clip_coef)
         used = torch.where(off["advantages"] > 0, ratio < high, ratio > low)  # the clip passes their gradient
         values["population/off_policy_used"] = used.float().mean()
     return values
@@ -67,7 +68,8 @@ def importance_statistics(log_ratios, num_agents):
 
 def kl_matrix(agent, rows, agents, num_agents):
     """KL(i || j), i down and j across, for K agents (ids): mean over at most 256 first observations of i."""
-    n, matrix = rows["obs"].shape[1] // num_agents, []
+    n = rows["obs"].shape[1] // num_agents
+    matrix = []
     for i in agents:
         obs, ids, *inputs = (rows[key][:1, i * n : i * n + min(n, 256)] for key in INPUTS)
         policies = [agent.get_action_and_value(obs, torch.full_like(ids, j), *inputs)[2] for j in agents]
@@ -80,25 +82,28 @@ def population_scalars(agent, episodes):
     """The agents' objectives beside the leader's, and how far their latents, if they have any, are from its own."""
     objectives = episodes.means[2]
     latents = getattr(agent, "latents", torch.zeros(1, 0))
+    leader = getattr(agent, "leader", 0)
     return {
         "population/objectives": objectives.tolist(),
         "population/objective_median": objectives.nanquantile(0.5),
         "population/objective_worst": objectives.nanquantile(0.0),
-        "population/latent_distance": (latents[1:] - latents[LEADER]).norm(dim=1).mean(),
+        "population/latent_distance": (latents[leader + 1 :] - latents[leader]).norm(dim=1).mean(),
     }
 
 
 class LineageStats:
     """What becomes of the genetic algorithm's children. Fitness is relative to the followers' mean at the time."""
 
-    def __init__(self):
+    def __init__(self, leader):
+        """leader: the agent that takes no part; the followers come after it."""
+        self.leader = leader
         self.generation = 0
         self.pending = {}  # child's id -> fitness of the agent it replaced, mean of its parents'
         self.completed = []  # of the last 1,000: (child's fitness, that of the agent it replaced, mean of its parents')
 
     def complete(self, fitness):
         """The pending children have the first fitness (A,) that a generation may go by; NaN: it is not known."""
-        relative = (fitness - fitness[LEADER + 1 :].nanmean()).tolist()
+        relative = (fitness - fitness[self.leader + 1 :].nanmean()).tolist()
         for child, before in self.pending.items():
             if math.isfinite(relative[child]):
                 self.completed.append((relative[child], *before))
@@ -107,7 +112,7 @@ class LineageStats:
 
     def record(self, lineage, fitness):
         """lineage: [(child, parent, parent), ...]; fitness (A,) that they were selected by. Returns the log's text."""
-        relative = fitness - fitness[LEADER + 1 :].nanmean()
+        relative = fitness - fitness[self.leader + 1 :].nanmean()
         self.pending.update({c: (relative[c].item(), relative[[i, j]].mean().item()) for c, i, j in lineage})
         self.generation += 1
         children = "; ".join(f"{child} <- {i}, {j}" for child, i, j in lineage)

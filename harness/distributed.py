@@ -111,6 +111,8 @@ def moments(x):
 def mean_and_std(x):
     """Mean and standard deviation, as torch.mean and torch.std, of all entries of x in all processes."""
     means, stds = of_each(torch.stack([x.mean(), x.std()])).unbind(1)
-    n, degrees = x.numel(), WORLD_SIZE * x.numel() - 1
-    within, between = stds**2 * (WORLD_SIZE * (n - 1) / degrees), (means - means.mean()) ** 2
+    n = x.numel()
+    degrees = WORLD_SIZE * x.numel() - 1
+    within = stds**2 * (WORLD_SIZE * (n - 1) / degrees)
+    between = (means - means.mean()) ** 2
     return means.mean(), (within + between * (WORLD_SIZE * n / degrees)).mean().sqrt()

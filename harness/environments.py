@@ -39,8 +39,10 @@ def share_curriculum(env):
 class EpisodeStatistics(nn.Module):
     """Return, length and objective of the episodes that finish, per agent."""
 
-    def __init__(self, num_envs, num_agents, device):
+    def __init__(self, num_envs, num_agents, device, leader=0):
+        """leader: the agent whose episodes are logged by themselves; the first where none leads."""
         super().__init__()
+        self.leader = leader
         self.register_buffer("counts", torch.zeros(num_envs, device=device))  # of this iteration's episodes
         self.register_buffer("sums", torch.zeros(3, num_envs, device=device))  # of return, length, objective
         self.register_buffer("means", torch.full((3, num_agents), math.nan, device=device))  # of its latest episodes
@@ -67,9 +69,9 @@ class EpisodeStatistics(nn.Module):
             "charts/episodic_return": episodic_return,
             "charts/episodic_length": length,
             "charts/objective": objective,
-            "charts/leader_return": self.means[0, 0],
-            "charts/leader_objective": self.means[2, 0],
-            "charts/leader_episodes": counts[0],
-            "charts/leader_age": self.ages[0],
+            "charts/leader_return": self.means[0, self.leader],
+            "charts/leader_objective": self.means[2, self.leader],
+            "charts/leader_episodes": counts[self.leader],
+            "charts/leader_age": self.ages[self.leader],
             "charts/best_agent_objective": self.means[2].nan_to_num(-math.inf).max(),
         }

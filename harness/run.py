@@ -3,7 +3,6 @@
 import inspect
 import math
 import os
-import subprocess
 import sys
 import time
 from typing import Any, Dict, Optional
@@ -14,12 +13,11 @@ import torch
 
 from harness import distributed
 from harness.checkpoints import VERSION, load_network, restore, save_checkpoint, state_of
+from harness.film import film_leader
 from harness.folder import create_folder, lock_folder
 from harness.log import Log
 from harness.seeding import random_state, seed_everything, set_random_state
 from harness.signals import StopSignals
-
-EVALUATE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "evaluate.py")
 
 
 class Run:
@@ -120,7 +118,9 @@ class Run:
                 }
             )
             if self.args.capture_video and not (self.unsaved or self.stopping):
-                self.film(global_step)
+                film = film_leader(self.folder, self.args.device)
+                if film:
+                    self.writer.write_film(film, global_step)
 
     def save(self, checkpoint):
         """Write the checkpoint. A full disk does not end a long run, whose next checkpoint may fit again."""
@@ -130,17 +130,6 @@ class Run:
         except (OSError, RuntimeError) as error:  # RuntimeError: torch.save's
             print(f"no checkpoint: {error}; training goes on", file=sys.stderr)
             self.unsaved = True
-
-    def film(self, global_step):
-        """Let evaluate.py film the leader as it was saved, and show the film among TensorBoard's images."""
-        path = os.path.join(self.folder, "leader.gif")
-        command = [sys.executable, EVALUATE, self.folder, "--video", path]
-        if self.args.device == "cpu":
-            command.append("--no-cuda")
-        if subprocess.run(command).returncode == 0:
-            self.writer.write_film(path, global_step)
-        else:
-            print("no film: evaluate.py failed; training goes on", file=sys.stderr)
 
     def log(self, iteration: int, global_step: int, values: Dict[str, Any]) -> None:
         """Log values, name -> number, tensor (its mean), list (a histogram), image (3, H, W) or text; print a line."""

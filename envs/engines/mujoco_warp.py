@@ -19,6 +19,8 @@ FULL_CONTACTS = mjw.OverflowType.BROADPHASE | mjw.OverflowType.NARROWPHASE
 # Fewer worlds get the contact buffers of this many: the mean over few worlds varies more.
 MIN_WORLDS_OF_BUFFERS = 8
 # Entries per world in the buffer for pairs of shapes that need the general collision algorithm: those with a cylinder.
+# By default it is as long as that of the contacts and takes most of the memory
+# (https://github.com/google-deepmind/mujoco_warp/pull/1116).
 MAX_CCD = 4
 # Sensors that MuJoCo Warp 4.0.0 misreads in a model with tendons, see warp_kernels.read_joint_limits.
 MISREAD_SENSORS = (
@@ -232,7 +234,9 @@ class MujocoWarp:
         """One control step."""
         model = self._model
         data = self._data
-        data.qacc_warmstart.zero_()  # a step depends on state and control alone
+        # A step depends on state and control alone. MuJoCo Warp begins its solver with the accelerations of the last
+        # step (https://github.com/google-deepmind/mujoco_warp/pull/637), which are not part of our state.
+        data.qacc_warmstart.zero_()
         for _ in range(self.substeps):
             mjw.step(model, data)
             wp.launch(
@@ -350,7 +354,9 @@ def _put_models(models):
             has_worlds = getattr(field.type, "shape", [None])[0] == "*"
             if has_worlds and not prefix:
                 differing[field.name] = np.stack(values)
-            elif field.name != "dof_length":  # which only sleeping reads, and no engine here lets worlds sleep
+            # MuJoCo Warp has one dof_length for all worlds (mujoco_warp/_src/types.py). Only sleeping reads it (sleep.py
+            # there), which `check_structure` refuses.
+            elif field.name != "dof_length":
                 raise UnsupportedError(
                     f"{prefix}{field.name} differs between models: MuJoCo Warp's worlds must share it"
                 )

@@ -16,9 +16,11 @@ from envs.models.parts import add_body, add_position_drive
 from envs.models.visuals import GREY, SILVER, draw
 
 JOINT_NAMES = ARM_AND_HAND_JOINTS[7:]
-JOINT_LOWER, JOINT_UPPER = ARM_AND_HAND_LOWER[7:], ARM_AND_HAND_UPPER[7:]
+JOINT_LOWER = ARM_AND_HAND_LOWER[7:]
+JOINT_UPPER = ARM_AND_HAND_UPPER[7:]
 PALM_BODY = "allegro_mount"
-BASE_POS, BASE_QUAT = (0.0, 0.0, 0.5), (0.257551, 0.283045, 0.683330, -0.621782)
+BASE_POS = (0.0, 0.0, 0.5)
+BASE_QUAT = (0.257551, 0.283045, 0.683330, -0.621782)
 
 STIFFNESS, DAMPING = 3.0, 0.1  # N m / rad, N m s / rad
 EFFORT = 0.5  # N m

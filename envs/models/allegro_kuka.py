@@ -31,7 +31,8 @@ HAND_SPEED = 6.283  # rad / s, published limit
 # target is 0.01 or 0.08 rad away, and the hand drops what it holds once the target trembles by 0.01 rad. An explicit
 # damping must stay below twice the armature divided by the time step, 0.48. The ratio of stiffness and damping is the
 # published one, so that a free finger moves as it would with the published drives.
-HAND_STIFFNESS, HAND_DAMPING = 0.08 * STIFFNESS, 0.08 * DAMPING
+HAND_STIFFNESS = 0.08 * STIFFNESS
+HAND_DAMPING = 0.08 * DAMPING
 # Without armature, fingers come to rest 0.1 rad away from their targets.
 HAND_ARMATURE = 2e-3  # kg m^2
 # MuJoCo has no speed limit. With this damping, a drive at full effort reaches HAND_SPEED.

@@ -153,7 +153,8 @@ def build_scene(object_scale=(1.0, 1.0, 1.0), goal="ball", layout=ONE_ARM, obsta
     )  # fmt: skip
     width, depth, thickness = layout.table_size
     for side in (-1, 1):  # only drawn: the table floats, like the original's
-        foot, top = np.array(TABLE_POS) + (side * 0.36 * width, 0, -TABLE_POS[2]), TABLE_POS[2] - thickness / 2
+        foot = np.array(TABLE_POS) + (side * 0.36 * width, 0, -TABLE_POS[2])
+        top = TABLE_POS[2] - thickness / 2
         draw(world, "box", foot + (0, 0, top / 2), (0.025, 0.4 * depth, top / 2), colour=GREY)
         draw(world, "box", foot + (0, 0, 0.01), (0.045, 0.47 * depth, 0.01), colour=GREY)
     for pos, yaw, prefix in zip(layout.positions, layout.yaws, layout.prefixes):
@@ -179,7 +180,8 @@ def build_scene(object_scale=(1.0, 1.0, 1.0), goal="ball", layout=ONE_ARM, obsta
 
 def _add_obstacle(world, obstacle):
     """Add the board: one box or, around an opening, up to four."""
-    width, height = obstacle.width, obstacle.height
+    width = obstacle.width
+    height = obstacle.height
     panels = [(-width / 2, width / 2, 0.0, height)]  # from y to y, from z to z
     if obstacle.opening:
         opening, low, high = obstacle.opening
@@ -212,9 +214,11 @@ def _add_goal(body, goal, half_edges):
 def _add_bucket(body):
     """Add twelve solid walls and a solid floor. The inner faces of the walls have exactly the published dimensions."""
     per_radius = np.cos(np.pi / BUCKET_SIDES)  # ratio of a polygon's inradius to its circumradius
-    low, high = BUCKET_FLOOR_RADIUS * per_radius, BUCKET_RIM_RADIUS * per_radius
+    low = BUCKET_FLOOR_RADIUS * per_radius
+    high = BUCKET_RIM_RADIUS * per_radius
     slant = np.arctan2(high - low, BUCKET_RIM - BUCKET_FLOOR)
-    cos, sin = np.cos(slant), np.sin(slant)
+    cos = np.cos(slant)
+    sin = np.sin(slant)
     length = BUCKET_RIM / cos
     width = 2.0 * BUCKET_RIM_OUTER_RADIUS * np.sin(np.pi / BUCKET_SIDES)
     # the wall's centre, from its inner upper edge, in the plane of the axis and the wall's middle
@@ -222,7 +226,8 @@ def _add_bucket(body):
     height = BUCKET_RIM - length / 2 * cos - BUCKET_WALL / 2 * sin
     rgba = (*RED, 0.5)  # transparent, to show what is in it
     for angle in 2.0 * np.pi * (np.arange(BUCKET_SIDES) + 0.5) / BUCKET_SIDES:
-        x, y = np.cos(angle), np.sin(angle)
+        x = np.cos(angle)
+        y = np.sin(angle)
         body.add_geom(
             type=mujoco.mjtGeom.mjGEOM_BOX, pos=(radius * x, radius * y, height - BUCKET_GOAL),
             xyaxes=(cos * x, cos * y, -sin, -y, x, 0.0), size=(BUCKET_WALL / 2, width / 2, length / 2), rgba=rgba,

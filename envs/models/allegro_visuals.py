@@ -44,7 +44,8 @@ def draw_palm(body, box, centre):
     box.group = HIDDEN
 
     def part(low, high, colour):  # (3,) m, in axes of the box about its centre
-        low, high = np.asarray(low), np.asarray(high)
+        low = np.asarray(low)
+        high = np.asarray(high)
         pos = centre + (low + high) / 2.0 @ PALM_AXES
         draw(body, "box", pos, (high - low) / 2.0, PALM_QUAT, colour=colour)
 

@@ -11,7 +11,8 @@ from envs.models.visuals import BLACK, ORANGE, WHITE, draw
 
 START_HEIGHT = 0.44  # m, of the torso
 GEAR = [15.0] * 8  # N m
-HIP_LIMIT, ANKLE_LIMITS = np.deg2rad(40), np.deg2rad([30, 100])
+HIP_LIMIT = np.deg2rad(40)
+ANKLE_LIMITS = np.deg2rad([30, 100])
 DENSITY, FRICTION = 5.0, 1.5
 DAMPING, ARMATURE = 0.1, 0.01  # N m s / rad and kg m^2, of every joint
 
@@ -45,7 +46,8 @@ def build():
     torso = add_root(spec, "torso", START_HEIGHT, camera=(1.5, -1.9, 1.0), target=(0, 0, -0.12))
     add_shapes(torso, [((0, 0, 0), 0.25)], **kind)
     for i, (name, (x, y), _, ankle_axis) in enumerate(LEGS):
-        knee, tip = (0.2 * x, 0.2 * y, 0), (0.4 * x, 0.4 * y, 0)
+        knee = (0.2 * x, 0.2 * y, 0)
+        tip = (0.4 * x, 0.4 * y, 0)
         leg = torso.add_body(name=name + "_leg", pos=knee)
         foot = leg.add_body(name=name + "_foot", pos=knee)
         for body, end in ((torso, knee), (leg, knee), (foot, tip)):

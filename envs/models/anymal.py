@@ -13,7 +13,8 @@ from envs.models.visuals import BLACK, GREY, HIDDEN, RED, SILVER, add_camera, ad
 
 LEGS = ("LF", "LH", "RF", "RH")
 JOINT_NAMES = ["%s_%s" % (leg, joint) for leg in LEGS for joint in ("HAA", "HFE", "KFE")]
-BASE_BODY, THIGH_BODIES = "base", ["%s_THIGH" % leg for leg in LEGS]
+BASE_BODY = "base"
+THIGH_BODIES = ["%s_THIGH" % leg for leg in LEGS]
 START_HEIGHT = 0.62  # m, of the base; in the default pose the feet are then 7.7 cm above the ground
 DEFAULT_POSE = np.array([0.03, 0.4, -0.8, 0.03, -0.4, 0.8, -0.03, 0.4, -0.8, -0.03, -0.4, 0.8])
 
@@ -103,7 +104,8 @@ def build():
     add_surroundings(spec, follow=base)
     _draw_base(base)
     for leg in LEGS:
-        front, left = 1 if leg[1] == "F" else -1, 1 if leg[0] == "L" else -1
+        front = 1 if leg[1] == "F" else -1
+        left = 1 if leg[0] == "L" else -1
         side = front * left
         hip_quat = (COS, left * SIN, 0, 0) if front == 1 else (0, 0, -left * SIN, COS)
         thigh_quat = (0.1830127, -0.6830127 * side, 0.6830127, 0.1830127 * side)

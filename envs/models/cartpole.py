@@ -23,14 +23,16 @@ def build():
 
     motor = spec.add_actuator(name="push", target="slider", trntype=mujoco.mjtTrn.mjTRN_JOINT)
     motor.gear[0] = MAX_FORCE
-    motor.ctrlrange, motor.ctrllimited = [-1.0, 1.0], True
+    motor.ctrlrange = [-1.0, 1.0]
+    motor.ctrllimited = True
     _draw(spec, rail, cart, pole)
     return spec
 
 
 def _draw(spec, rail, cart, pole):
     """Add everything that is visible. All of it is only drawn."""
-    world, blue = spec.worldbody, (0.16, 0.42, 0.85)
+    world = spec.worldbody
+    blue = (0.16, 0.42, 0.85)
     world.add_geom(type=mujoco.mjtGeom.mjGEOM_PLANE, size=(0, 0, 1), material="ground", contype=0, conaffinity=0)
     add_surroundings(spec, light=(-0.5, 0.35, -1.0), aim=(0, 0, 1.5), span=6.0)
     add_camera(cart, "side", (2.7, 0.9, 0.65), (0, 0.0, 0.28), fovy=40.0, mode=mujoco.mjtCamLight.mjCAMLIGHT_TRACK)

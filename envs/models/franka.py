@@ -40,7 +40,8 @@ FINGER_SPEED = 0.2  # m / s, published limit
 FINGER_ARMATURE = 2.0  # kg
 FINGER_JOINT_DAMPING = FINGER_EFFORT / FINGER_SPEED - FINGER_DAMPING  # N s / m
 
-TURN_FORWARD, TURN_BACK = (1, 1, 0, 0), (1, -1, 0, 0)  # +-90 degrees about x
+TURN_FORWARD = (1, 1, 0, 0)  # +-90 degrees about x
+TURN_BACK = (1, -1, 0, 0)
 TURN_HAND = (0.92387953, 0, 0, -0.38268343)  # -45 degrees about z: from the last link to the hand
 
 # Of each body: frame in the parent (position, quaternion), mass, centre of mass, inertia (xx, yy, zz, xy, xz, yz) and
@@ -89,7 +90,8 @@ LINKS = [
 JOINT_LIMITS = [(-2.8973, 2.8973), (-1.7628, 1.7628), (-2.8973, 2.8973), (-3.0718, -0.0698), (-2.8973, 2.8973),
                 (-0.0175, 3.7525), (-2.8973, 2.8973), (0.0, FINGER_OPEN), (0.0, FINGER_OPEN)]  # fmt: skip
 JOINT_LOWER, JOINT_UPPER = np.array(JOINT_LIMITS).T
-LINK_MASS, LINK_COM = np.array([link[2] for link in LINKS]), np.array([link[3] for link in LINKS])  # (9,), (9, 3)
+LINK_MASS = np.array([link[2] for link in LINKS])  # (9,)
+LINK_COM = np.array([link[3] for link in LINKS])  # (9, 3)
 LINK_INERTIA = np.array([link[4] for link in LINKS])[:, [[0, 3, 4], [3, 1, 5], [4, 5, 2]]]  # (9, 3, 3)
 
 # Only drawn: cylinders (end, end, radius, colour) that close the gaps at the joints, and their caps.
@@ -117,8 +119,10 @@ TIMESTEP = CONTROL_PERIOD / SUBSTEPS
 CONTACT_IMPEDANCE = (0.99, 0.99, 0.001, 0.5, 2.0)
 
 ROBOT_POS = (-0.45, 0.0, 1.125)
-TABLE_POS, TABLE_SIZE = (0.0, 0.0, 1.0), (1.2, 1.2, 0.05)  # full edges, m
-STAND_POS, STAND_SIZE = (-0.5, 0.0, 1.075), (0.2, 0.2, 0.1)
+TABLE_POS = (0.0, 0.0, 1.0)  # m
+TABLE_SIZE = (1.2, 1.2, 0.05)  # full edges, m
+STAND_POS = (-0.5, 0.0, 1.075)
+STAND_SIZE = (0.2, 0.2, 0.1)
 TABLE_TOP = TABLE_POS[2] + TABLE_SIZE[2] / 2.0
 CUBE_A, CUBE_B, GOAL = "cube_a", "cube_b", "goal"
 SIZE_A, SIZE_B = 0.05, 0.07  # m, edges
@@ -146,9 +150,11 @@ def add_franka(spec, pos):
     parent.add_body(name=GRIP_BODY, pos=(0, 0, GRIP_OFFSET), quat=TURN_HAND)
     for i, side in ((7, 1), (8, -1)):
         finger = add_body(parent, LINK_BODIES[i], *LINKS[i], (*WHITE, 1))
-        finger.geoms[0].rgba, finger.geoms[1].rgba = (*SILVER, 1), (*BLACK, 1)
+        finger.geoms[0].rgba = (*SILVER, 1)
+        finger.geoms[1].rgba = (*BLACK, 1)
         finger.add_body(name=TIP_BODIES[i - 7], pos=(0, side * TIP_OFFSET[0], TIP_OFFSET[1]))
-        joint, limits = "panda_finger_joint%d" % (i - 6), JOINT_LIMITS[i]
+        joint = "panda_finger_joint%d" % (i - 6)
+        limits = JOINT_LIMITS[i]
         finger.add_joint(
             name=joint, type=mujoco.mjtJoint.mjJNT_SLIDE, axis=(0, side, 0), range=limits, armature=FINGER_ARMATURE,
             damping=(FINGER_JOINT_DAMPING, 0.0, 0.0),
@@ -175,7 +181,8 @@ def build_scene(second_cube):
     spec.default.geom.solimp = CONTACT_IMPEDANCE
     add_surroundings(spec, aim=TABLE_POS, span=5.0)
 
-    world, box = spec.worldbody, mujoco.mjtGeom.mjGEOM_BOX
+    world = spec.worldbody
+    box = mujoco.mjtGeom.mjGEOM_BOX
     world.add_geom(name="ground", type=mujoco.mjtGeom.mjGEOM_PLANE, size=(0, 0, 1), material="ground")
     world.add_geom(name="table", type=box, pos=TABLE_POS, size=np.array(TABLE_SIZE) / 2, rgba=(*WOOD, 1))
     world.add_geom(name="stand", type=box, pos=STAND_POS, size=np.array(STAND_SIZE) / 2, rgba=(*GREY, 1))

@@ -13,7 +13,9 @@ START_HEIGHT = 1.34  # m, of the torso
 DENSITY, FRICTION = 1000.0, 1.0
 TILT = (1, 0, -0.002, 0)  # of the two lower parts of the trunk
 FOOT_BODIES = ["right_foot", "left_foot"]
-SKIN, SHIRT, TROUSERS = (0.90, 0.71, 0.55), (0.20, 0.45, 0.75), (0.25, 0.28, 0.36)
+SKIN = (0.90, 0.71, 0.55)
+SHIRT = (0.20, 0.45, 0.75)
+TROUSERS = (0.25, 0.28, 0.36)
 
 # Of each link: parent, position in the parent, and shapes as add_shapes takes them
 # fmt: off
@@ -103,7 +105,8 @@ def _draw_details(bodies):
     for name, colour in (("torso", SHIRT), ("lower_waist", SHIRT), ("pelvis", TROUSERS)):
         for geom in bodies[name].geoms:
             geom.rgba = (*colour, 1)
-    torso, head = bodies["torso"], bodies["head"]
+    torso = bodies["torso"]
+    head = bodies["head"]
     draw(torso, "capsule", (0, 0, 0.05), (0, 0, 0.12), 0.045, colour=SKIN)
     draw(torso, "ellipsoid", (-0.005, 0, -0.04), (0.075, 0.125, 0.13), colour=SHIRT)
     draw(torso, "ellipsoid", (-0.012, 0, -0.19), (0.058, 0.105, 0.10), colour=SHIRT)

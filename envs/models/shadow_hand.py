@@ -11,9 +11,11 @@ import numpy as np
 from envs.models.parts import add_position_drive
 from envs.models.visuals import BLACK, GREY, HIDDEN, SILVER, WHITE, draw
 
-BASE_POS, BASE_QUAT = (0, 0, 0.5), (0, 0, -1, 1)  # not normalised; the fingers point along -y of the world, the palm up
+BASE_POS = (0, 0, 0.5)
+BASE_QUAT = (0, 0, -1, 1)  # not normalised; the fingers point along -y of the world, the palm up
 FINGERTIP_BODIES = ["ffdistal", "mfdistal", "rfdistal", "lfdistal", "thdistal"]
-X, Y = (1, 0, 0), (0, 1, 0)
+X = (1, 0, 0)
+Y = (0, 1, 0)
 
 # Of each body: name, parent, position in the parent, mass and centre of mass; of its joint: name, axis, limits and
 # effort limit (N m; None: no drive); then shapes. A shape is a capsule (end, end, radius) or a box (centre, half edges)
@@ -78,13 +80,15 @@ DRIVEN = [i for i, body in enumerate(BODIES) if body[8] is not None]  # the 20 j
 
 # Stiffness (N m / rad), damping (N m s / rad) and armature of a joint, and inertia of its body about every axis. The
 # published friction of 0.001 is left out, because it is PhysX's load-dependent coefficient and not a torque.
-WRIST, FINGER = (5.0, 0.5, 0.005, 1e-3), (1.0, 0.1, 0.001, 1e-5)
+WRIST = (5.0, 0.5, 0.005, 1e-3)
+FINGER = (1.0, 0.1, 0.001, 1e-5)
 
 # A tendon couples the last two joints of each finger: |0.00705 q0 - 0.00805 q1| <= 1 mm. So q0, which has no drive,
 # follows q1 with a slack of 0.14 rad. The published spring beyond the slack, 30 N m / rad at q0, would oscillate at 170
 # rad/s, which is too fast for a substep of 8 ms. MuJoCo's softer limit replaces it. With it, q0 exceeds the slack by up
 # to 0.06 rad, and at rest by 0.006 rad. The published damping, 0.1 N m s / rad at q0, also acts within the slack.
-TENDON_ARMS, TENDON_SLACK = (0.00705, -0.00805), 0.001  # m / rad, m
+TENDON_ARMS = (0.00705, -0.00805)  # m / rad
+TENDON_SLACK = 0.001  # m
 TENDON_DAMPING = 0.1 / TENDON_ARMS[0] ** 2  # N s / m
 COUPLED = [("FFJ0", "FFJ1"), ("MFJ0", "MFJ1"), ("RFJ0", "RFJ1"), ("LFJ0", "LFJ1")]  # q0, q1
 
@@ -129,15 +133,20 @@ def _add_body(parent, name, pos, mass, com, inertia, shapes):
         # conaffinity 0, so that parts of the hand collide only as listed in TOUCHING_PAIRS
         geom = body.add_geom(name=name if i == 0 else "", contype=1, conaffinity=0, rgba=(0.3, 0.3, 0.33, 1))
         if kind == "box":
-            geom.type, geom.pos, geom.size = mujoco.mjtGeom.mjGEOM_BOX, first, second
+            geom.type = mujoco.mjtGeom.mjGEOM_BOX
+            geom.pos = first
+            geom.size = second
         else:
-            geom.type, geom.fromto, geom.size = mujoco.mjtGeom.mjGEOM_CAPSULE, first + second, (*radius, 0, 0)
+            geom.type = mujoco.mjtGeom.mjGEOM_CAPSULE
+            geom.fromto = first + second
+            geom.size = (*radius, 0, 0)
     return body
 
 
 def _draw_details(spec, bodies):
     """Draw the stand, the ends of the forearm, a rounded palm in place of its boxes, the joints and the fingertips."""
-    y, z = BASE_POS[1] - 0.11, BASE_POS[2]
+    y = BASE_POS[1] - 0.11
+    z = BASE_POS[2]
     draw(spec.worldbody, "cylinder", (0, y, 0), (0, y, z - 0.03), 0.035, colour=GREY)
     draw(spec.worldbody, "cylinder", (0, y, 0), (0, y, 0.02), 0.13, colour=GREY)
     forearm = bodies["forearm"]
@@ -153,7 +162,8 @@ def _draw_details(spec, bodies):
     draw(bodies["wrist"], "capsule", (-0.02, 0, 0), (0.02, 0, 0), 0.016, colour=GREY)
     draw(bodies["wrist"], "capsule", (0, 0, 0), (0, 0, 0.034), 0.016, colour=SILVER)
 
-    palm, side = bodies["palm"], bodies["lfmetacarpal"]
+    palm = bodies["palm"]
+    side = bodies["lfmetacarpal"]
     for geom in (*palm.geoms, *side.geoms):
         geom.group = HIDDEN
     draw(palm, "capsule", (-0.026, 0, 0.002), (0.026, 0, -0.004), 0.014, colour=BLACK)

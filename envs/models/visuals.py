@@ -11,8 +11,14 @@ FACE_COLOURS = (
     (0.86, 0.22, 0.20), (0.20, 0.62, 0.35), (0.16, 0.42, 0.85), (0.97, 0.77, 0.16), (0.95, 0.50, 0.12),
     (0.52, 0.30, 0.70),
 )  # fmt: skip
-WHITE, SILVER, GREY, BLACK = (0.93, 0.93, 0.94), (0.76, 0.78, 0.80), (0.42, 0.44, 0.47), (0.13, 0.13, 0.15)
-ORANGE, RED, WOOD, GOAL = (0.95, 0.45, 0.10), (0.78, 0.13, 0.14), (0.86, 0.74, 0.58), (0.15, 0.75, 0.35)
+WHITE = (0.93, 0.93, 0.94)
+SILVER = (0.76, 0.78, 0.80)
+GREY = (0.42, 0.44, 0.47)
+BLACK = (0.13, 0.13, 0.15)
+ORANGE = (0.95, 0.45, 0.10)
+RED = (0.78, 0.13, 0.14)
+WOOD = (0.86, 0.74, 0.58)
+GOAL = (0.15, 0.75, 0.35)
 SHAPES = {
     "sphere": mujoco.mjtGeom.mjGEOM_SPHERE,
     "capsule": mujoco.mjtGeom.mjGEOM_CAPSULE,
@@ -35,9 +41,11 @@ def draw(body, shape, *numbers, colour, alpha=1.0):
     )  # fmt: skip
     if shape in ("capsule", "cylinder"):
         first, second, radius = numbers
-        geom.fromto, geom.size = (*first, *second), (radius, 0, 0)
+        geom.fromto = (*first, *second)
+        geom.size = (radius, 0, 0)
     else:
-        geom.pos, geom.size = numbers[0], (numbers[1], 0, 0) if shape == "sphere" else numbers[1]
+        geom.pos = numbers[0]
+        geom.size = (numbers[1], 0, 0) if shape == "sphere" else numbers[1]
         if len(numbers) == 3:
             geom.quat = numbers[2]
     return geom
@@ -48,11 +56,15 @@ def draw_faces(body, half_edges, frame=0.18, alpha=1.0):
 
     half_edges (3,) m; frame: width of the margin around a patch, relative to the shortest half edge.
     """
-    margin, thickness = frame * min(half_edges), 0.0006
+    margin = frame * min(half_edges)
+    thickness = 0.0006
     for face, colour in enumerate(FACE_COLOURS):
-        axis, sign = face // 2, 1.0 - 2.0 * (face % 2)
-        centre, size = np.zeros(3), np.asarray(half_edges) - margin
-        centre[axis], size[axis] = sign * half_edges[axis], thickness
+        axis = face // 2
+        sign = 1.0 - 2.0 * (face % 2)
+        centre = np.zeros(3)
+        size = np.asarray(half_edges) - margin
+        centre[axis] = sign * half_edges[axis]
+        size[axis] = thickness
         draw(body, "box", centre, size, colour=colour, alpha=alpha)
 
 
@@ -86,7 +98,8 @@ def add_surroundings(spec, light=(0.4, 0.5, -1.0), aim=(0, 0, 0), follow=None, s
 
     visual = spec.visual
     visual.rgba.haze = (*HORIZON, 1)
-    visual.headlight.ambient, visual.headlight.diffuse = (0.35, 0.35, 0.37), (0.3, 0.3, 0.3)
+    visual.headlight.ambient = (0.35, 0.35, 0.37)
+    visual.headlight.diffuse = (0.3, 0.3, 0.3)
     visual.headlight.specular = (0.1, 0.1, 0.1)
     visual.quality.shadowsize, visual.quality.offsamples = 2048, 4
     visual.map.znear, visual.map.zfar = 0.01, 60.0

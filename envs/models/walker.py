@@ -14,7 +14,8 @@ TIMESTEP = CONTROL_PERIOD / SUBSTEPS
 # MuJoCo's solimp and solref of contacts and joint limits. Two timesteps are the shortest time constant that it allows.
 # An Ant at rest penetrates the ground by 0.15 mm (with the defaults by 1.1 mm), and at full torque joints exceed their
 # limits by two thirds as much as with the defaults. Steps take no longer; the solver needs two iterations.
-IMPEDANCE, RESPONSE = (0.99, 0.99, 0.001, 0.5, 2.0), (2.0 * TIMESTEP, 1.0)
+IMPEDANCE = (0.99, 0.99, 0.001, 0.5, 2.0)
+RESPONSE = (2.0 * TIMESTEP, 1.0)
 
 
 def make_scene():
@@ -52,9 +53,11 @@ def add_shapes(body, shapes, density, friction, self_collision, rgba):
         )
         geom.friction[0] = friction
         if len(points) == 2:
-            geom.type, geom.fromto = mujoco.mjtGeom.mjGEOM_CAPSULE, points[0] + points[1]
+            geom.type = mujoco.mjtGeom.mjGEOM_CAPSULE
+            geom.fromto = points[0] + points[1]
         else:
-            geom.type, geom.pos = mujoco.mjtGeom.mjGEOM_SPHERE, points[0]
+            geom.type = mujoco.mjtGeom.mjGEOM_SPHERE
+            geom.pos = points[0]
 
 
 def add_hinge(spec, body, name, axis, limits, gear, **constants):

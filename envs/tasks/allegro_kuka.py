@@ -32,12 +32,15 @@ START_CLEARANCE = 0.005  # m, the smallest distance of the object from the table
 # How many starts are drawn from START_RANGE and from the whole table: first, and again where that start was blocked
 DRAWS = (1, 0), (7, 16)
 FALL_HEIGHT = 0.1  # m, below which the object is lost
-GOAL_LOW, GOAL_HIGH = (-0.4, 0.0, 0.68), (0.4, 0.35, 1.05)
+GOAL_LOW = (-0.4, 0.0, 0.68)
+GOAL_HIGH = (0.4, 0.35, 1.05)
 KEYPOINT_SCALE = 1.5
-BUCKET_LOW, BUCKET_HIGH = (0.5, -1.0, 0.0), (0.9, 0.7, 1.0)  # m, of the underside; half of them are mirrored
+BUCKET_LOW = (0.5, -1.0, 0.0)  # m, of the underside; half of them are mirrored
+BUCKET_HIGH = (0.9, 0.7, 1.0)
 HAND_RANGE = 1.5  # m, the distance from a fingertip beyond which the object is lost
 
-LIFT_OFFSET, LIFT_THRESHOLD = 0.05 - scene.OBJECT_START[2], 0.15  # lifted: centre 0.20 m above the table top
+LIFT_OFFSET = 0.05 - scene.OBJECT_START[2]
+LIFT_THRESHOLD = 0.15  # lifted: centre 0.20 m above the table top
 NEAR_FACTOR = 1.5  # the object is near the goal if the keypoint distance is at most 1.5 * tolerance
 MAX_SUCCESSES = 50
 TOLERANCE_START, TOLERANCE_FACTOR = 0.075, 0.9  # m, and a factor
@@ -158,7 +161,8 @@ class AllegroKukaBase(VectorEnv):
         keypoint_coordinates = 3 * len(self.keypoint_pattern)
         self.num_obs = 18 + 71 * self.num_robots + (self.num_robots + 1) * keypoint_coordinates
         self.num_obs += self.num_fingertips if self.observes_records else 0
-        self.palms, self.tips = slice(0, self.num_robots), slice(self.num_robots, OBJECT)  # in the engine's body list
+        self.palms = slice(0, self.num_robots)  # in the engine's body list
+        self.tips = slice(self.num_robots, OBJECT)
 
         first = int(os.environ.get("RANK", 0)) * num_envs  # each of several processes has objects of its own
         scales = np.roll(scene.object_scales(self.object_families), -first, axis=0)
@@ -265,7 +269,8 @@ class AllegroKukaBase(VectorEnv):
         aim = torch.maximum(torch.minimum(self.target, angle + self.lead), angle - self.lead)
         self.engine.step(aim, self.push())
         self.update_tolerance()
-        fingertip_distance, keypoint_distance = self.fingertip_distance(), self.keypoint_distance()
+        fingertip_distance = self.fingertip_distance()
+        keypoint_distance = self.keypoint_distance()
         terms, near, self.lifted, self.closest_fingertip, self.closest_keypoint = reward_terms(
             self.engine.body_pos[:, OBJECT, 2],
             fingertip_distance,
@@ -330,7 +335,8 @@ class AllegroKukaBase(VectorEnv):
 
     def keypoints(self):
         """Keypoints of the object and of the goal, each (N, K, 3) m."""
-        body_pos, body_quat = self.engine.body_pos[:, OBJECT], self.engine.body_quat[:, OBJECT]
+        body_pos = self.engine.body_pos[:, OBJECT]
+        body_quat = self.engine.body_quat[:, OBJECT]
         of_object = body_pos[:, None] + rotate(body_quat[:, None], self.keypoint_offsets)
         of_goal = self.goal[:, None, :3] + rotate(self.goal[:, None, 3:], self.keypoint_offsets)
         return of_object, of_goal
@@ -350,7 +356,8 @@ class AllegroKukaBase(VectorEnv):
         With the fingertips' records it has F entries more.
         """
         engine = self.engine
-        middle, span = (self.joint_upper + self.joint_lower) / 2.0, self.joint_upper - self.joint_lower
+        middle = (self.joint_upper + self.joint_lower) / 2.0
+        span = self.joint_upper - self.joint_lower
         palms = engine.body_pos[:, self.palms] + rotate(engine.body_quat[:, self.palms], self.palm_offset)
         fingertips = self.fingertips().unflatten(1, (self.num_robots, FINGERS))
         of_object, of_goal = self.keypoints()
@@ -397,7 +404,8 @@ class AllegroKukaBase(VectorEnv):
         self.last_reward = self.last_reward.masked_fill(mask, 0.0)
         self.term_sums = self.term_sums.masked_fill(mask[:, None], 0.0)
         of_object = torch.zeros(self.num_envs, 7, device=self.device)  # drawn by place_object
-        qpos, qvel = torch.cat([pose, of_object], 1), torch.cat([velocity, of_object[:, 1:]], 1)
+        qpos = torch.cat([pose, of_object], 1)
+        qvel = torch.cat([velocity, of_object[:, 1:]], 1)
         self.place_object(mask, *self.place_obstacle(qpos, qvel))
         self.set_goal(mask)
 
@@ -419,7 +427,8 @@ class AllegroKukaBase(VectorEnv):
 
         Everything else gets the state in qpos and qvel.
         """
-        joints, after = self.num_joints, self.num_joints + 7
+        joints = self.num_joints
+        after = self.num_joints + 7
         start = self.draw_clear_start(mask, qpos[:, :joints])
         at_rest = torch.zeros(self.num_envs, 6, device=self.device)
         qpos = torch.cat([qpos[:, :joints], start, qpos[:, after:]], 1)
@@ -441,7 +450,8 @@ class AllegroKukaBase(VectorEnv):
         distance = start.new_full((self.num_envs,), -torch.inf)
         for draws in DRAWS:
             blocked = (distance[rows] < START_CLEARANCE).nonzero().squeeze(1)
-            rows, shapes = rows[blocked], [part[blocked] for part in shapes]
+            rows = rows[blocked]
+            shapes = [part[blocked] for part in shapes]
             if len(rows) == 0:
                 break
             size = self.object_size[rows].repeat_interleave(sum(draws), 0)
@@ -449,7 +459,8 @@ class AllegroKukaBase(VectorEnv):
             repeated = [part.repeat_interleave(sum(draws), 0) for part in shapes]
             found = self.clearance.distance(repeated, drawn[:, :3], drawn[:, 3:], size / 2.0).view(len(rows), -1)
             best = found.clamp(max=START_CLEARANCE).argmax(1, keepdim=True)  # the first of those that are clear
-            after, before = found.gather(1, best).squeeze(1), distance[rows]
+            after = found.gather(1, best).squeeze(1)
+            before = distance[rows]
             drawn = drawn.view(len(rows), -1, 7).take_along_dim(best[:, :, None], 1).squeeze(1)
             start[rows] = torch.where((after > before)[:, None], drawn, start[rows])
             distance[rows] = torch.maximum(after, before)

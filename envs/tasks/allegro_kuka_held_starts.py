@@ -195,7 +195,8 @@ class HeldStarts:
         share = share[:, None] + self.uniform(0.0, BACK_RANGE, 1)
         start = self.draw_pose()
         joints = slice(self.num_joints)
-        qpos, qvel = self.engine.qpos.clone(), self.engine.qvel.clone()
+        qpos = self.engine.qpos.clone()
+        qvel = self.engine.qvel.clone()
         qpos[:, joints] = start.lerp(qpos[:, joints], share)
         qvel[:, joints] *= share
         self.target = torch.where(mask[:, None], start.lerp(self.target, share), self.target)

@@ -36,10 +36,12 @@ class Cartpole(VectorEnv):
 
     def advance(self, action):
         self.engine.step(action)
-        qpos, qvel = self.engine.qpos, self.engine.qvel
+        qpos = self.engine.qpos
+        qvel = self.engine.qvel
         capped = torch.stack([qvel[:, 0], qvel[:, 1].clamp(-MAX_POLE_SPEED, MAX_POLE_SPEED)], 1)
         self.engine.set_state((capped != qvel).any(1) & ~self.engine.broken, qpos, capped)
-        (position, angle), (velocity, angular_velocity) = self.engine.qpos.unbind(1), self.engine.qvel.unbind(1)
+        position, angle = self.engine.qpos.unbind(1)
+        velocity, angular_velocity = self.engine.qvel.unbind(1)
         terminated = (position.abs() > MAX_POSITION) | (angle.abs() > MAX_ANGLE)
         reward = 1.0 - angle.square() - 0.01 * velocity.abs() - 0.005 * angular_velocity.abs()
         reward = torch.where(terminated, torch.full_like(reward, -2.0), reward)
@@ -48,7 +50,8 @@ class Cartpole(VectorEnv):
         return reward.masked_fill(broken, 0.0), terminated | broken, torch.zeros_like(terminated)
 
     def observe(self):
-        qpos, qvel = self.engine.qpos, self.engine.qvel
+        qpos = self.engine.qpos
+        qvel = self.engine.qvel
         return torch.stack([qpos[:, 0], qvel[:, 0], qpos[:, 1], qvel[:, 1]], 1).clamp(-OBS_LIMIT, OBS_LIMIT)
 
     def metrics(self):

@@ -14,7 +14,10 @@ from envs.models import franka
 from envs.models.franka import NUM_ARM, NUM_JOINTS
 from envs.operational_space_control import OperationalSpaceController
 
-LINKS, GRIP, HAND = slice(0, 9), 9, slice(9, 12)  # indices into the engine's bodies; HAND: grip site and tips
+# Indices into the engine's bodies
+LINKS = slice(0, 9)
+GRIP = 9
+HAND = slice(9, 12)  # grip site and tips
 # MuJoCo Warp's buffers per world. Arms that moved at random made 8.4 contacts on average; a trained policy had at most
 # 84 rows of constraints.
 MAX_CONTACTS, MAX_CONSTRAINTS = 24, 192
@@ -48,7 +51,8 @@ def push_terms(cube, goal, steps_left):
     """
     distance = (cube - goal)[:, :2].norm(dim=1)
     near = shaped(distance)
-    reached, lost = distance < REACHED_DISTANCE, lifted(cube)
+    reached = distance < REACHED_DISTANCE
+    lost = lifted(cube)
     failed = ~reached & (lost | (steps_left == 1))
     terms = {
         "reached": 4.0 * steps_left * reached,
@@ -186,7 +190,8 @@ class FrankaCubeBase(VectorEnv):
 
     def observe(self):
         """The observation (N, 19), clamped to +-5; positions in world axes."""
-        engine, cube = self.engine, self.cube()
+        engine = self.engine
+        cube = self.cube()
         obs = [
             cube[:, 3:].roll(-1, 1),
             cube[:, :3],
@@ -205,7 +210,9 @@ class FrankaCubeBase(VectorEnv):
         arm = self.joint_default[:NUM_ARM] + RESET_NOISE * noise
         joints = torch.cat([arm, self.joint_default[NUM_ARM:].expand(self.num_envs, 2)], 1)
         joints = joints.clamp(self.joint_lower, self.joint_upper)
-        yaw, target, cubes = START_YAW * yaw, START_RANGE * target, START_RANGE * cubes.view(-1, 2, START_DRAWS)
+        yaw = START_YAW * yaw
+        target = START_RANGE * target
+        cubes = START_RANGE * cubes.view(-1, 2, START_DRAWS)
         distance = torch.hypot(cubes[:, 0] - target[:, :1], cubes[:, 1] - target[:, 1:])
         # argmax returns the first of equal values: the first cube far enough away or, if there is none, the farthest
         best = distance.clamp(max=self.start_distance).argmax(1)
@@ -218,7 +225,10 @@ class FrankaCubeBase(VectorEnv):
     def upright(self, xy, z, yaw):
         """Pose (N, 7) of a cube lying flat, centre at xy (N, 2) and z (m), rotated by yaw (N,) rad."""
         pose = self.zeros(7)
-        pose[:, :2], pose[:, 2], pose[:, 3], pose[:, 6] = xy, z, (yaw / 2.0).cos(), (yaw / 2.0).sin()
+        pose[:, :2] = xy
+        pose[:, 2] = z
+        pose[:, 3] = (yaw / 2.0).cos()
+        pose[:, 6] = (yaw / 2.0).sin()
         return pose
 
     # ---------------------------------------------------------------- log

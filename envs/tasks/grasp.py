@@ -31,26 +31,32 @@ class Grasp(VectorEnv):
     Objective: the number of successes in the episode.
     """
 
-    num_obs, num_actions, max_episode_steps = 13 + FINGERS, 3 + FINGERS, 128
+    num_obs = 13 + FINGERS
+    num_actions = 3 + FINGERS
+    max_episode_steps = 128
 
     def __init__(self, num_envs, device, seed):
         super().__init__(num_envs, device, seed)
         self.hand, self.fingers, self.object, self.goal = (self.zeros(n) for n in (3, FINGERS, 3, 3))
-        self.held, self.lifted = self.zeros(dtype=torch.bool), self.zeros(dtype=torch.bool)
-        self.nearest_hand, self.nearest_goal = self.zeros(), self.zeros()  # smallest distances so far, at first inf
+        self.held = self.zeros(dtype=torch.bool)
+        self.lifted = self.zeros(dtype=torch.bool)
+        self.nearest_hand = self.zeros()  # smallest distances so far, at first inf
+        self.nearest_goal = self.zeros()
         self.successes = self.zeros()
         self.posture = self.constant(POSTURE)
         self.lowest = self.constant([-ARENA, -ARENA, 0.0])
 
     def reset_where(self, mask):
-        row, height = mask[:, None], torch.full_like(self.hand[:, :1], START_HEIGHT)
+        row = mask[:, None]
+        height = torch.full_like(self.hand[:, :1], START_HEIGHT)
         hand = torch.cat([self.uniform(-0.5, 0.5, 2), height], 1)
         object_ = torch.cat([self.uniform(-0.6, 0.6, 2), torch.zeros_like(height)], 1)
         self.hand = torch.where(row, hand, self.hand)
         self.fingers = torch.where(row, self.uniform(-0.2, 0.2, FINGERS), self.fingers)
         self.object = torch.where(row, object_, self.object)
         self.goal = torch.where(row, self.draw_goals(), self.goal)
-        self.held, self.lifted = self.held & ~mask, self.lifted & ~mask
+        self.held = self.held & ~mask
+        self.lifted = self.lifted & ~mask
         self.nearest_hand = self.nearest_hand.masked_fill(mask, math.inf)
         self.nearest_goal = self.nearest_goal.masked_fill(mask, math.inf)
         self.successes = self.successes.masked_fill(mask, 0.0)
@@ -67,7 +73,8 @@ class Grasp(VectorEnv):
         self.object = torch.where(self.held[:, None], self.hand, fallen)
 
         newly_lifted = ~self.lifted & (self.object[:, 2] > REACH)
-        to_hand, to_goal = (self.hand - self.object).norm(dim=1), (self.goal - self.object).norm(dim=1)
+        to_hand = (self.hand - self.object).norm(dim=1)
+        to_goal = (self.goal - self.object).norm(dim=1)
         self.nearest_hand, reached = break_record(self.nearest_hand, to_hand, ~self.lifted)
         self.lifted = self.lifted | newly_lifted
         self.nearest_goal, carried = break_record(self.nearest_goal, to_goal, self.lifted)
@@ -130,8 +137,11 @@ def draw_grasp(hand, fingers, object_, goal, successes):
             (0.98, 0.78, 0.10),
         )
     )
-    eye, forward, focal = torch.tensor([0.0, -4.6, 2.5]), torch.tensor([0.0, 0.924, -0.3824]), 740.0  # focal: pixels
-    right, centre = torch.tensor([1.0, 0.0, 0.0]), torch.tensor([320.0, 240.0])
+    eye = torch.tensor([0.0, -4.6, 2.5])
+    forward = torch.tensor([0.0, 0.924, -0.3824])
+    focal = 740.0  # pixels
+    right = torch.tensor([1.0, 0.0, 0.0])
+    centre = torch.tensor([320.0, 240.0])
     axes = torch.stack([right, torch.linalg.cross(forward, right), forward])  # right, down, forward
     rows, columns = torch.meshgrid(torch.arange(480.0), torch.arange(640.0), indexing="ij")
     pixels = torch.stack([columns, rows], -1)
@@ -183,7 +193,8 @@ def paint_rod(image, pixels, ends, radius, colour, opacity):
     """Blend a rod with round ends into an image (H, W, 3). pixels (H, W, 2), ends (2, 2) and radius are in pixels."""
     left, top = (ends.amin(0) - radius - 1.0).long().clamp(min=0).tolist()
     right, bottom = (ends.amax(0) + radius + 2.0).long().clamp(min=0).tolist()
-    image, pixels = image[top:bottom, left:right], pixels[top:bottom, left:right]
+    image = image[top:bottom, left:right]
+    pixels = pixels[top:bottom, left:right]
     along = ends[1] - ends[0]
     share = ((pixels - ends[0]) @ along / along.square().sum().clamp(min=1e-6)).clamp(0.0, 1.0)
     offset = (pixels - ends[0] - share[..., None] * along) / radius

@@ -32,7 +32,10 @@ SMOOTHING = 0.1  # weight of the latest episodes in consecutive_successes
 
 def turn_x_then_y(about_x, about_y):
     """Quaternion (N, 4) of a rotation about x, then about the rotated y axis. Angles (N,) rad."""
-    cx, sx, cy, sy = (about_x / 2.0).cos(), (about_x / 2.0).sin(), (about_y / 2.0).cos(), (about_y / 2.0).sin()
+    cx = (about_x / 2.0).cos()
+    sx = (about_x / 2.0).sin()
+    cy = (about_y / 2.0).cos()
+    sy = (about_y / 2.0).sin()
     return torch.stack([cx * cy, sx * cy, cx * sy, sx * sy], 1)
 
 
@@ -83,7 +86,8 @@ class InHandBase(VectorEnv):
 
     def __init__(self, num_envs, device, seed, engine="mujoco"):
         super().__init__(num_envs, device, seed)
-        self.num_joints, self.num_actions = len(self.joint_names), len(self.actuated)
+        self.num_joints = len(self.joint_names)
+        self.num_actions = len(self.actuated)
         self.num_obs = 3 * self.num_joints + 24 + 19 * len(self.fingertip_bodies) + self.num_actions
         model = functools.partial(
             scene.build_scene,
@@ -179,7 +183,8 @@ class InHandBase(VectorEnv):
 
     def observe(self):
         """The observation (N, D), clamped to +-5; positions in world axes."""
-        engine, joints = self.engine, slice(0, self.num_joints)
+        engine = self.engine
+        joints = slice(0, self.num_joints)
         bodies = [engine.body_pos, engine.body_quat.roll(-1, 2), engine.body_linvel, engine.body_angvel]
         obs = [
             (2.0 * engine.qpos[:, joints] - self.upper - self.lower) / (self.upper - self.lower),
@@ -246,7 +251,8 @@ class AllegroHand(InHandBase):
     joint_force_sensors = False  # the original reads the sensors without having switched them on
     add_hand = staticmethod(allegro_hand.add_allegro_hand)
     joint_names = allegro_hand.JOINT_NAMES
-    joint_lower, joint_upper = allegro_hand.JOINT_LOWER, allegro_hand.JOINT_UPPER
+    joint_lower = allegro_hand.JOINT_LOWER
+    joint_upper = allegro_hand.JOINT_UPPER
     actuated = range(16)
     fingertip_bodies = ()
     control_period = 2 * 0.01667
@@ -262,7 +268,8 @@ class ShadowHand(InHandBase):
 
     add_hand = staticmethod(shadow_hand.add_shadow_hand)
     joint_names = shadow_hand.JOINT_NAMES
-    joint_lower, joint_upper = shadow_hand.JOINT_LOWER, shadow_hand.JOINT_UPPER
+    joint_lower = shadow_hand.JOINT_LOWER
+    joint_upper = shadow_hand.JOINT_UPPER
     actuated = shadow_hand.DRIVEN
     fingertip_bodies = shadow_hand.FINGERTIP_BODIES
     control_period = 0.01667

@@ -86,7 +86,8 @@ class LocomotionBase(VectorEnv):
         distance = self.distance_to_target()
         terms = self.reward_terms((self.distance - distance).float())
         self.distance = distance
-        fallen, broken = self.engine.qpos[:, 2] < self.min_height, self.engine.broken
+        fallen = self.engine.qpos[:, 2] < self.min_height
+        broken = self.engine.broken
         reward = sum(terms[name] for name in REWARD_TERMS)
         reward = torch.where(fallen, self.fall_reward, reward).masked_fill(broken, 0.0)
         self.nan_worlds = self.nan_worlds + broken.sum()
@@ -102,7 +103,8 @@ class LocomotionBase(VectorEnv):
     def reward_terms(self, approach):
         """The reward of one control step, name -> (N,). approach (N,): decrease of the distance to the target, m."""
         axes = rotation_matrix(self.engine.qpos[:, 3:7].T).permute(2, 0, 1)
-        up, heading = axes[:, 2, 2], self.heading(axes)
+        up = axes[:, 2, 2]
+        heading = self.heading(axes)
         power = (self.action * self.joint_velocity_scale * self.engine.qvel[:, 6:]).abs()
         return {
             "progress": approach / CONTROL_PERIOD,
@@ -123,12 +125,14 @@ class LocomotionBase(VectorEnv):
 
     def joint_position(self):
         """Joint positions (N, J), scaled to limits at -1 and 1."""
-        lower, upper = self.joint_lower, self.joint_upper
+        lower = self.joint_lower
+        upper = self.joint_upper
         return (2.0 * self.engine.qpos[:, 7:] - lower - upper) / (upper - lower)
 
     def observe(self):
         """The observation (N, D); velocities in the torso's axes, angles in [-pi, pi)."""
-        qpos, qvel = self.engine.qpos, self.engine.qvel
+        qpos = self.engine.qpos
+        qvel = self.engine.qvel
         axes = rotation_matrix(qpos[:, 3:7].T).permute(2, 0, 1)
         yaw = torch.atan2(axes[:, 1, 0], axes[:, 0, 0])
         roll = torch.atan2(axes[:, 2, 1], axes[:, 2, 2])
@@ -170,7 +174,10 @@ class Ant(LocomotionBase):
 
     num_obs, num_actions = 60, 8
     robot = ant
-    min_height, fall_reward, alive_reward, action_cost = 0.31, -2.0, 0.5, 0.005
+    min_height = 0.31
+    fall_reward = -2.0
+    alive_reward = 0.5
+    action_cost = 0.005
     angular_velocity_scale, joint_velocity_scale, wrench_scale = 1.0, 0.2, 0.1
 
     def limit_cost(self, position):
@@ -182,7 +189,10 @@ class Humanoid(LocomotionBase):
 
     num_obs, num_actions = 108, 21
     robot = humanoid
-    min_height, fall_reward, alive_reward, action_cost = 0.8, -1.0, 2.0, 0.01
+    min_height = 0.8
+    fall_reward = -1.0
+    alive_reward = 2.0
+    action_cost = 0.01
     angular_velocity_scale, joint_velocity_scale, wrench_scale = 0.25, 0.1, 0.01
 
     def limit_cost(self, position):

@@ -66,7 +66,8 @@ def draw_moat(position):
     values at the point's p2 and p3.
     """
     sky, water, red = (torch.tensor(colour) for colour in ((0.82, 0.90, 0.97), (0.25, 0.52, 0.82), (0.85, 0.15, 0.15)))
-    low, high = torch.tensor([0.80, 0.82, 0.62]), torch.tensor([0.13, 0.50, 0.22])
+    low = torch.tensor([0.80, 0.82, 0.62])
+    high = torch.tensor([0.13, 0.50, 0.22])
 
     def colours(value, p0):
         share = (value.clamp(0.0, PLATEAU_VALUES[-1]) / PLATEAU_VALUES[-1]).sqrt()[..., None]

@@ -302,7 +302,7 @@ def test_luck_alone_does_not_tell_a_child_from_the_other_followers():
 
 
 def test_lineage_counts_from_the_followers_mean():
-    stats = epo.harness.LineageStats()
+    stats = epo.harness.LineageStats(epo.LEADER)
     generation, *others = stats.scalars().values()
     assert generation == 0
     assert all(map(math.isnan, others))
@@ -320,7 +320,7 @@ def test_lineage_counts_from_the_followers_mean():
 
 
 def test_lineage_leaves_out_whose_fitness_is_not_known():
-    stats = epo.harness.LineageStats()
+    stats = epo.harness.LineageStats(epo.LEADER)
     stats.record([(1, 3, 4), (2, 4, 3)], torch.tensor([100.0, 1.0, math.nan, 3.0, 8.0]))  # followers' mean 4
     stats.complete(torch.tensor([100.0, 5.0, math.nan, 1.0, 3.0]))  # mean 3
     assert stats.completed == [(2.0, -3.0, 1.5)]

@@ -1,0 +1,19 @@
+"""Films of --capture-video: evaluate.py, in a process of its own, films the policy that a run has just saved."""
+
+import os
+import subprocess
+import sys
+
+EVALUATE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "evaluate.py")
+
+
+def film_leader(folder, device):
+    """Film the leader of the checkpoint in a run's folder. Returns the path of the .gif, or None and says so."""
+    path = os.path.join(folder, "leader.gif")
+    command = [sys.executable, EVALUATE, folder, "--video", path]
+    if device == "cpu":
+        command.append("--no-cuda")
+    if subprocess.run(command).returncode:
+        print("no film: evaluate.py failed; training goes on", file=sys.stderr)
+        return None
+    return path
