@@ -354,8 +354,8 @@ def _put_models(models):
             has_worlds = getattr(field.type, "shape", [None])[0] == "*"
             if has_worlds and not prefix:
                 differing[field.name] = np.stack(values)
-            # MuJoCo Warp has one dof_length for all worlds (mujoco_warp/_src/types.py). Only sleeping reads it (sleep.py
-            # there), which `check_structure` refuses.
+            # Worlds share dof_length (mujoco_warp/_src/types.py). Only sleeping reads it (sleep.py there), which
+            # `check_structure` refuses.
             elif field.name != "dof_length":
                 raise UnsupportedError(
                     f"{prefix}{field.name} differs between models: MuJoCo Warp's worlds must share it"

@@ -185,7 +185,7 @@ def test_an_agent_learns_from_its_own_data_with_its_own_hyperparameters(flags, n
     assert all(same(learner(mixed, k), learner(all_of_them, k)) for k in (1, 2, 3))
 
 
-def test_every_agents_gradient_is_limited_and_its_noise_bounded(monkeypatch, capsys):
+def test_every_agents_gradient_is_limited_and_its_noise_bounded(monkeypatch):
     step, norms = torch.optim.Adam.step, []
 
     def checked(self):
@@ -197,7 +197,6 @@ def test_every_agents_gradient_is_limited_and_its_noise_bounded(monkeypatch, cap
     saved = train(pbt, f"{AGENTS} --ent-coef 9 --mutation-rate 0 --max-grad-norm 0.01 --init-std 1.9 --kl-threshold 0")
     assert norms == pytest.approx([0.01] * 4 * 2 * 2 * 3, rel=1e-3)  # agents, epochs, minibatches, iterations
     assert [learner(saved, k)[0]["actor_logstd"].max().item() for k in range(4)] == [pytest.approx(math.log(2.0))] * 4
-    assert "| median" in capsys.readouterr().out  # and no leader's
 
 
 @pytest.mark.parametrize("flags", [MOAT, f"{MOAT} --lstm --gamma 0.998", f"{TINY} --separate-critic --critic-n-step 3"])

@@ -127,7 +127,7 @@ def test_a_second_process_on_a_folder_is_refused(capsys):
 def test_the_first_signal_saves_and_the_run_goes_on_from_there(signum, monkeypatch, capsys):
     handler = signal.getsignal(signum)
     filmed = []
-    monkeypatch.setattr(harness.run.Run, "film", lambda self, global_step: filmed.append(global_step))
+    monkeypatch.setattr(harness.run, "film_leader", lambda folder, device: filmed.append(folder))
     with monkeypatch.context() as patch:
         between(patch, {3: lambda: send(signum)})
         assert train(ppo, f"{FLAGS} {EIGHT} --capture-video") == 128 + signum
