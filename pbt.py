@@ -122,8 +122,7 @@ class Args:
 
 
 def check_args(args):
-    """Refuse what the population cannot work with, and set what follows from the run's length."""
-    # PBT
+    """PBT: refuse what the population cannot work with, and set what follows from the run's length."""
     most = args.num_envs // args.num_agents // harness.WORLD_SIZE
     if args.num_minibatches > most:
         harness.refuse("--num-minibatches", args.num_minibatches, f"must be at most {most}, an agent's environments")
@@ -395,7 +394,8 @@ def main(argv=None):
     A = args.num_agents  # PBT
     agent = Agent(env.num_obs, env.num_actions, args).to(device)
     # PBT: an agent's group of the optimizer has its hyperparameters: agent 0's are the flags, the others' mutations
-    flags = {**vars(args), "lr": args.learning_rate}
+    flags = dict(lr=args.learning_rate, kl_threshold=args.kl_threshold, ent_coef=args.ent_coef, gamma=args.gamma)
+    flags.update(gae_lambda=args.gae_lambda, clip_coef=args.clip_coef)
     rates = [0.0] + [args.mutation_rate] * (A - 1)
     initial = harness.from_rank_0([{name: mutate(name, flags[name], rate) for name in MUTATED} for rate in rates])
     groups = [{"params": network.parameters(), **own} for network, own in zip(agent, initial)]
