@@ -4,10 +4,12 @@ import copy
 import math
 import random
 import shutil
+import sys
 
 import pytest
 import torch
 
+import epo
 import pbt
 import ppo
 from tests.conftest import TINY, Drift, the_run, written
@@ -128,6 +130,31 @@ def test_fitness_is_of_the_latest_episodes_that_began_after_the_last_copies(copi
             last, latest = t, [math.nan] * 44
     assert not copies
     assert last
+
+
+class OneInSixNeverEnds(Drift):
+    max_episode_steps = sys.maxsize
+
+    def advance(self, action):
+        reward, terminated, _ = super().advance(action)
+        ends = (self.episode_step >= 7) & (torch.arange(self.num_envs) % 6 > 0)
+        return reward, torch.zeros_like(terminated), ends
+
+
+@pytest.mark.parametrize("script, flags, key", [
+    (pbt, "--pbt-start 1 --pbt-interval 1", "pbt/judged_share_min"),
+    (epo, "--ga-threshold 0 --ga-warmup 0 --latent-dim 5", "evolution/judged_share_min"),
+], ids=["pbt", "epo"])  # fmt: skip
+def test_episodes_that_never_end_stop_neither_copies_nor_generations(script, flags, key):
+    """Each of four agents has six environments, of which one never ends its episode. Copies come after 35 steps."""
+    train(script, f"{TINY} --env-id {__name__}:OneInSixNeverEnds --num-agents 4 {flags} --total-timesteps 2592")
+    log = written(the_run())
+    if script is pbt:
+        rounds = len(log.Tensors("pbt/copies/text_summary"))
+    else:
+        rounds = log.Scalars("evolution/generation")[-1].value
+    assert rounds >= 2
+    assert max(event.value for event in log.Scalars(key)) == pytest.approx(5 / 6)
 
 
 @pytest.mark.parametrize("flags, expected", [
