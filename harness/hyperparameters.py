@@ -48,7 +48,7 @@ RL_GAMES = dict(  # its configurations for EnvPool's MuJoCo tasks; minibatches o
 # Ours
 TOY = dict(num_envs=3_072, num_steps=16, num_minibatches=4, update_epochs=2, kl_threshold=0.016, hidden_sizes=(64, 64))
 COMMON = {  # to all scripts
-    "A1Parkour": {**LOCOMOTION, **EPO_LOCOMOTION, "init_std": 0.2},  # 0.24 rad, as in Extreme Parkour
+    "A1Parkour": {**LOCOMOTION, **EPO_LOCOMOTION, "init_std": 0.2},  # ours: 0.07 rad; see benchmarks/robots.md
     "AllegroHand": dict(IN_HAND, hidden_sizes=(512, 256, 128)),
     **dict.fromkeys(ALL_ALLEGRO_KUKA, ALLEGRO_KUKA),
     **dict.fromkeys(RELATIVE_TARGETS, dict(ALLEGRO_KUKA, kl_threshold=0.008, clip_coef=0.2, init_std=0.4)),  # ours

@@ -100,6 +100,11 @@ def norm(vector):
     return math.sqrt(sum(float(x) ** 2 for x in vector))
 
 
+def joint_offset(action):
+    """Joint targets relative to the default pose, rad."""
+    return [0.3 * a + 0.9 * a**3 for a in action.tolist()]
+
+
 @functools.lru_cache(maxsize=None)
 def edges_of(column):
     return terrain.edge_map(terrain.height_map(terrain.make_column(column)))
@@ -122,6 +127,7 @@ def loop_terms(env, before, i, level):
     gravity = matrix.T @ (0.0, 0.0, -1.0)
     flat = i % 5 == 2
     error = [qpos[7 + j] - a1.DEFAULT_POSE[j] for j in range(12)]
+    change = np.subtract(joint_offset(env.action[i]), joint_offset(before["action"][i]))
     torque = sensors[:12]
     stumbles = False
     edges = 0
@@ -141,7 +147,7 @@ def loop_terms(env, before, i, level):
         "orientation": -1.0 * (gravity[0] ** 2 + gravity[1] ** 2) if flat else 0.0,
         "joint_acceleration": -2.5e-7 * sum(((qvel[j] - old_qvel[j]) / 0.02) ** 2 for j in range(6, 18)),
         "collision": -10.0 * sum(norm(sensors[12 + 3 * k : 15 + 3 * k]) > 0.1 for k in range(9)),
-        "action_rate": -0.1 * 4.8 * norm(env.action[i] - before["action"][i]),
+        "action_rate": -0.1 * norm(change) / 0.25,
         "torque_change": -1e-7 * sum((torque[j] - before["torque"][i, j].item()) ** 2 for j in range(12)),
         "torque": -1e-5 * sum(torque[j] ** 2 for j in range(12)),
         "hip_position": -0.5 * sum(error[j] ** 2 for j in (0, 3, 6, 9)),
@@ -319,7 +325,8 @@ def test_actions_are_targets_about_the_default_pose(still):
     action = torch.linspace(-1, 1, 12).repeat(2, 1)
     env.step(action)
     default = torch.tensor([-0.1, 0.8, -1.5, 0.1, 0.8, -1.5, -0.1, 1.0, -1.5, 0.1, 1.0, -1.5])
-    assert torch.allclose(env.engine.ctrl, default + 1.2 * action)
+    assert torch.allclose(env.engine.ctrl[0], default + torch.tensor(joint_offset(action[0])))
+    assert (env.engine.ctrl - default)[0, [0, 11]].tolist() == pytest.approx([-1.2, 1.2])  # the original's limit
 
 
 def test_when_an_episode_terminates(still):
