@@ -26,8 +26,8 @@ NUM_ROBOTS = 5 * terrain.NUM_COLUMNS
 # MuJoCo Warp's buffers per world. Legs that moved at random made 4.0 contacts on average and 34 rows of constraints at
 # most.
 MAX_CONTACTS, MAX_CONSTRAINTS = 24, 128
-# From the default pose to the target: rad per unit of a small action, and rad at an action of 1, the original's limit. If
-# targets were linear in the action, the noise and the random mean of a new policy would topple the robot.
+# From the default pose to the target: rad per unit of a small action, and rad at an action of 1, the original's limit.
+# If targets were linear in the action, the noise and the random mean of a new policy would topple the robot.
 ACTION_SLOPE, MAX_OFFSET = 0.3, 1.2
 RESET_RANGE = 0.9  # rad; at a reset, each joint is up to this far beyond the default pose
 

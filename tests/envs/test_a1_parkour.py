@@ -177,7 +177,7 @@ def test_every_term_of_the_reward(monkeypatch):
     for step, action in enumerate(random_actions(env, 40)):
         before = {name: getattr(env, name).clone() for name in ("passed", "command", "touched", "action", "torque")}
         before["qvel"] = env.engine.qvel.clone()
-        reward, _, _ = env.advance(0.4 * action)
+        reward, _, _ = env.advance(0.8 * action)
         if step % 5 == 4:
             for i in range(80):
                 expected = loop_terms(env, before, i, i // 5 % 10)
