@@ -48,7 +48,7 @@ RL_GAMES = dict(  # its configurations for EnvPool's MuJoCo tasks; minibatches o
 # Ours
 TOY = dict(num_envs=3_072, num_steps=16, num_minibatches=4, update_epochs=2, kl_threshold=0.016, hidden_sizes=(64, 64))
 COMMON = {  # to all scripts
-    "A1Parkour": {**LOCOMOTION, **EPO_LOCOMOTION, "init_std": 0.2},  # ours: 0.07 rad; see benchmarks/robots.md
+    "A1Parkour": {**LOCOMOTION, **EPO_LOCOMOTION, "init_std": 0.2},  # ours: 0.07 rad
     "AllegroHand": dict(IN_HAND, hidden_sizes=(512, 256, 128)),
     **dict.fromkeys(ALL_ALLEGRO_KUKA, ALLEGRO_KUKA),
     **dict.fromkeys(RELATIVE_TARGETS, dict(ALLEGRO_KUKA, kl_threshold=0.008, clip_coef=0.2, init_std=0.4)),  # ours
@@ -103,10 +103,14 @@ EPO = merge(
 # Ours. Without a GPU: small networks, minibatches of a row per environment, one to five hours
 SMALL = dict(num_envs=1_024, num_steps=16, num_minibatches=16, lstm=False, hidden_sizes=(256, 128, 64))
 CPU = {
+    "A1Parkour": dict(
+        SMALL, num_envs=512, num_steps=24, num_minibatches=8, update_epochs=6, kl_threshold=0.03, clip_coef=0.2,
+        bounds_coef=1e-4, total_timesteps=100_000_000,
+    ),
     **dict.fromkeys(["AllegroHand", "ShadowHand"], dict(SMALL, total_timesteps=80_000_000)),
     **dict.fromkeys(ALL_ALLEGRO_KUKA, dict(SMALL, update_epochs=5, total_timesteps=60_000_000)),
     **dict.fromkeys(TWO_ARMS, dict(SMALL, update_epochs=5, total_timesteps=50_000_000)),
     **dict.fromkeys(RELATIVE_TARGETS, dict(SMALL, num_envs=2_048, update_epochs=4, total_timesteps=60_000_000)),
     "Anymal": dict(SMALL, total_timesteps=60_000_000),
     **dict.fromkeys([*FRANKA_CUBES, "Ant", "Humanoid"], dict(SMALL, total_timesteps=100_000_000)),
-}
+}  # fmt: skip
