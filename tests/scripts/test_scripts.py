@@ -452,6 +452,17 @@ def test_the_documents_own_tasks_train(env_id, engine):
     assert re.fullmatch(rf"{module}-{name}__ppo__1__\d+", the_run().name)
 
 
+def test_the_film_of_the_first_custom_task_shows_its_point():
+    write_own_tasks()
+    env = envs.make("reach:Reach", 1)
+    env.reset()
+    env.state[0, :2] = torch.tensor([1.0, -0.5])
+    image = env.render(0)
+    y, x = (image != 255).any(2).nonzero()
+    assert image.shape == (200, 200, 3)
+    assert (x.mean(), y.mean()) == (145.0, 77.0)
+
+
 def test_the_documents_commands_run(monkeypatch):
     """Training made small, of what is installed here; then what can be done with a run, on those of epo and sapg."""
     small = "--no-cuda --num-envs 192 --num-steps 2 --num-minibatches 1 --update-epochs 1 --hidden-sizes 8"
