@@ -87,6 +87,12 @@ def copy_curriculum(env, saved):
         getattr(env, name).copy_(saved["rollout"][0]["env"][name])
 
 
+def can_render(env):
+    """Whether the task's class has a method render of its own."""
+    render = getattr(env, "render", None)
+    return getattr(render, "__func__", render) not in (None, envs.VectorEnv.render)
+
+
 def make_agent(saved, script, env, device):
     """The network; flags that the script has got since the checkpoint have their defaults."""
     defaults = {f.name: f.default for f in dataclasses.fields(script.Args)}
@@ -286,8 +292,7 @@ def main(argv=None):
     if args.video:
         ids = torch.tensor([k for _, k in players], device=device)
         env = make_env(saved, len(ids), args.seed, args.engine, device)
-        render = getattr(env, "render", None)
-        if getattr(render, "__func__", render) in (None, envs.VectorEnv.render):
+        if not can_render(env):
             harness.refuse("--video", args.video, f"{saved['args']['env_id']} has no method render, see envs/base.py")
         print(f"{args.video}: films agent {', '.join(map(str, ids.tolist()))} with mean actions", flush=True)
         player = Player(make_agent(saved, script, env, device), ids, deterministic=True)

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import envs  # noqa: F401, before torch: Isaac Gym must be imported first
 import harness
 from envs.engines.rendering import ZONE_COLOUR, find_camera
-from evaluate import Player, copy_curriculum, load, make_agent, make_env, num_agents_of
+from evaluate import Player, can_render, copy_curriculum, load, make_agent, make_env, num_agents_of
 
 import mujoco
 import numpy as np
@@ -88,29 +88,30 @@ class Scene:
         self.server.scene.set_background_image((255 * sky).astype(np.uint8))
         self.bodies = ViserMujocoScene(self.server, join(specs, self.offsets), 1)
         self.bodies.camera_tracking_enabled = follows(first)
-        self.zones = None
-        if first.zone is not None:
-            ball = trimesh.creation.icosphere(subdivisions=3)
-            count = len(worlds)
-            self.zones = self.server.scene.add_batched_meshes_simple(
-                "/zones",
-                ball.vertices,
-                ball.faces,
-                batched_wxyzs=np.tile([1.0, 0.0, 0.0, 0.0], (count, 1)),
-                batched_positions=np.zeros((count, 3)),
-                batched_colors=np.tile((255 * np.array(ZONE_COLOUR)).astype(np.uint8), (count, 1)),
-                batched_opacities=np.full(count, ZONE_OPACITY),
-                lod="off",
-                cast_shadow=False,
-                receive_shadow=False,
-            )
+        self.zones = None if first.zone is None else self.add_zones(len(worlds))
         self.show(env)
-        look_at = look_at + self.offsets.mean(0)
         shift = self.bodies.fixed_bodies_frame.position
+        centre = look_at + self.offsets.mean(0) + shift
         for camera in (self.server.initial_camera, *(tab.camera for tab in self.server.get_clients().values())):
-            camera.position = look_at + columns * (position - look_at + self.offsets.mean(0)) + shift
-            camera.look_at = look_at + shift
+            camera.position = centre + columns * (position - look_at)
+            camera.look_at = centre
             camera.fov = fov
+
+    def add_zones(self, count):
+        """A transparent ball per world, which `show` puts where a success counts."""
+        ball = trimesh.creation.icosphere(subdivisions=3)
+        return self.server.scene.add_batched_meshes_simple(
+            "/zones",
+            ball.vertices,
+            ball.faces,
+            batched_wxyzs=np.tile([1.0, 0.0, 0.0, 0.0], (count, 1)),
+            batched_positions=np.zeros((count, 3)),
+            batched_colors=np.tile((255 * np.array(ZONE_COLOUR)).astype(np.uint8), (count, 1)),
+            batched_opacities=np.full(count, ZONE_OPACITY),
+            lod="off",
+            cast_shadow=False,
+            receive_shadow=False,
+        )
 
     def show(self, env):
         """Bring the scene up to date with the environments."""
@@ -205,9 +206,9 @@ class Page:
         self.args = args
         self.saved, self.script = load(args.run)
         self.env = make_env(self.saved, args.num_envs, args.seed, "auto", "cpu")
-        if getattr(self.env, "engine", None) is None:
+        if getattr(self.env, "engine", None) is None or not can_render(self.env):
             task = self.saved["args"]["env_id"]
-            harness.refuse("run", args.run, f"{task} has no MuJoCo scene to show; evaluate.py --video films it")
+            harness.refuse("run", args.run, f"{task} has no MuJoCo scene to show; try evaluate.py --video")
         self.agent = make_agent(self.saved, self.script, self.env, "cpu")
         file = harness.policy_file(args.run)
         self.file = os.path.join(file, "checkpoint.pt") if os.path.isdir(file) else file

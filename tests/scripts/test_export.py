@@ -44,7 +44,7 @@ def network_of(path):
 
 
 @pytest.mark.parametrize("script, network", [(ppo, "mlp"), (cpo, "lstm"), (pbt, "lstm")])
-def test_the_file_acts_as_the_network(script, network):
+def test_the_file_acts_as_the_network(script, network, capsys):
     folder = train(script, network)
     k = 2 if OWN[script] else 0
     saved = checkpoint(folder)
