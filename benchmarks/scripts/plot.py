@@ -162,6 +162,8 @@ def main(argv=None):
         tag = args.tag[0] if args.tag else experiment.score
         short = tag.split("/")[-1]
         picture = experiment.csv.with_name(f"{name}-{short}.png" if args.tag else f"{name}.png")
+        if args.out and not folders:  # with runs, --out is their picture
+            picture = args.out
         curves = select_curves(numbers, tag)
         finals = select_values(numbers, tag)
         for variant in args.variants or ():
@@ -170,7 +172,7 @@ def main(argv=None):
         if args.variants:
             curves = {variant: curves[variant] for variant in args.variants}
             finals = {variant: finals[variant] for variant in args.variants}
-        draw_experiment(curves, finals, short.replace("_", " "), args.out or picture)
+        draw_experiment(curves, finals, short.replace("_", " "), picture)
 
 
 if __name__ == "__main__":
