@@ -327,7 +327,7 @@ STRIP = (
     "ShadowHand",
     "FrankaCubeStack",
     "Anymal",
-    "Humanoid",
+    "A1Parkour",
 )
 
 
