@@ -27,7 +27,7 @@ from torch.distributions import Normal, kl_divergence
 MAX_STD = 2.0  # of an action: the environment clamps actions, so that more and more noise would cost nothing
 MAX_LOG_RATIO = 20.0  # bound on log(pi_new / pi_old), against overflow; no useful ratio comes near it
 LEADER = 0  # SAPG 4.3: agent 0, which acts in the first n environments, also learns from the others' data
-PATIENCE = 5.0  # EPO: mean number of episodes after which a generation does not wait for others that may never end
+MAX_WAIT = 5.0  # EPO: episodes per environment after which a generation does not wait for some that may never end
 
 
 @dataclass
@@ -235,7 +235,7 @@ class Agent(nn.Module):
         """
         x = self.obs_rms.normalize(obs)
         x = torch.cat([x, self.latents[agent_ids].expand(len(x), -1, -1)], -1)  # SAPG 4.4
-        if not self.state_size:  # a state of width 0 goes around, so that callers need not ask
+        if not self.state_size:  # the state has width 0 and is passed through
             return x, lstm_state.expand(len(x), -1, -1)
         outputs = []
         lstm_states = []
@@ -252,7 +252,8 @@ class Agent(nn.Module):
     def get_value(self, obs, agent_ids, dones, lstm_state):
         """Normalised value (T, N)."""
         x, _ = self.encode(obs, agent_ids, dones, lstm_state)
-        return self.critic((self.critic_mlp or self.mlp)(x)).squeeze(-1)
+        features = self.mlp(x) if self.critic_mlp is None else self.critic_mlp(x)
+        return self.critic(features).squeeze(-1)
 
     def get_action_and_value(self, obs, agent_ids, dones, lstm_state, action=None):
         """Action (T, N, U), its log-probability (T, N), the Normal policy, normalised value (T, N), LSTM states."""
@@ -260,7 +261,8 @@ class Agent(nn.Module):
             x, lstm_states = self.encode(obs, agent_ids, dones, lstm_state)
             features = self.mlp(x)
             mean = self.actor(features).float()
-            value = self.critic(self.critic_mlp(x) if self.critic_mlp else features).squeeze(-1).float()
+            critic_features = features if self.critic_mlp is None else self.critic_mlp(x)
+            value = self.critic(critic_features).squeeze(-1).float()
         policy = Normal(mean, self.actor_logstd[agent_ids].exp().expand_as(mean), validate_args=False)
         if action is None:
             action = mean + policy.stddev * torch.randn_like(mean)  # on a GPU policy.sample() waits for the device
@@ -360,7 +362,8 @@ def offpolicy_batch(agent, batch, rewards, next_obs, terminated, ends, columns, 
     _, old_logprob, old_policy, values, lstm_states = agent.get_action_and_value(
         off["obs"], ids, off["dones"], off["lstm_state"], off["actions"]
     )
-    flat_next_obs = next_obs[:, columns].flatten(0, 1)[None]  # (1, T C, D): each after the LSTM state that precedes it
+    # (1, T C, D): all as columns of one step, each with the LSTM state that precedes it
+    flat_next_obs = next_obs[:, columns].flatten(0, 1)[None]
     next_values = agent.get_value(flat_next_obs, ids.repeat(1, len(rewards)), None, lstm_states.flatten(0, 1)[None])
     next_values = agent.value_rms.denormalize(next_values.view(len(rewards), -1))
     next_values = torch.where(terminated[:, columns], 0.0, next_values)
@@ -413,11 +416,11 @@ class FitnessTracker(nn.Module):
     def fitness(self):
         """Mean score (A,); NaN where fewer than 90 % of the agent's environments have one.
 
-        Half of them are enough once PATIENCE episodes per environment have finished.
+        Half of them are enough once MAX_WAIT episodes per environment have finished.
         """
         share = self.judged_share()
         score = harness.average((self.scores * (self.episodes > 0)).mean(1)) / share
-        least = 0.5 if self.episodes_per_environment() >= PATIENCE else 0.9
+        least = 0.5 if self.episodes_per_environment() >= MAX_WAIT else 0.9
         return torch.where(share >= least, score, float("nan"))
 
     def restart(self):
@@ -429,13 +432,14 @@ class FitnessTracker(nn.Module):
 def fitness_spread(fitness, floor, episodes_since_generation):
     """The followers' max - min, and its scale: |median|, but at least `floor`, since any gap exceeds a median of 0.
 
-    NaN while some follower's fitness is not known. Once PATIENCE episodes per environment have finished, three
+    NaN while some follower's fitness is not known. Once MAX_WAIT episodes per environment have finished, three
     followers are enough: two parents and one to replace.
     """
     followers = fitness[LEADER + 1 :]
     known = followers[followers.isfinite()]
-    if len(known) < (3 if episodes_since_generation >= PATIENCE else len(followers)):
-        return torch.full_like(fitness[:2], float("nan"))
+    if len(known) < (3 if episodes_since_generation >= MAX_WAIT else len(followers)):
+        unknown = torch.full_like(fitness[0], float("nan"))
+        return unknown, unknown
     return known.max() - known.min(), known.quantile(0.5).abs().clamp(min=floor)
 
 
@@ -461,7 +465,7 @@ def genetic_algorithm_step(latents, fitness, optimizer, args):
     order = LEADER + 1 + fitness[LEADER + 1 :].argsort(descending=True, stable=True)
     order = order[fitness[order].isfinite()]  # (A - 1,) where all are known
     unknown = args.num_agents - 1 - len(order)
-    num_elites = max((args.num_elites or args.num_agents - 2) - unknown, 2)  # parents
+    num_elites = max((args.num_elites or args.num_agents - 2) - unknown, 2)  # as many are replaced as if all were known
     elites = order[:num_elites]
     replaced = order[num_elites:]
     adam = optimizer.state[latents]
@@ -552,8 +556,8 @@ def main(argv=None):
     logprobs = torch.zeros(T, N, device=device)
     rewards = torch.zeros(T, N, device=device)
     terminated = torch.zeros(T, N, dtype=torch.bool, device=device)
-    # What each action led to, before any reset: ppo.py values it where an episode was truncated; for sapg.py the leader
-    # values all of it that it learns from
+    # What each action led to, before any reset. ppo.py needs its value where an episode was truncated; in sapg.py the
+    # leader, which learns from others' actions, needs its own value of what every one of them led to
     next_obs = torch.zeros(T, N, env.num_obs, device=device)
     final_values = torch.zeros(T, N, device=device)  # V(next_obs) where an episode was truncated
     lstm_states = torch.zeros(T + 1, N, agent.state_size, device=device)  # before obs[t]
@@ -565,7 +569,7 @@ def main(argv=None):
     tracker = FitnessTracker(N, args.num_agents, device)
     lineage_stats = harness.LineageStats(LEADER)
     # What --resume restores, beside the random generators: whatever else has a state belongs in one of these dicts.
-    # Tensors are restored in place, so change them in place; here they are views of what the next iteration begins with
+    # Tensors are restored in place, so change them in place: obs[0] is a view of what the next rollout begins with
     learner = {"agent": agent, "optimizer": optimizer}  # the same in every process
     rollout = {"env": env, "episodes": episodes, "obs": obs[0], "dones": dones[0], "lstm_state": lstm_states[0]}
     # EPO
@@ -604,7 +608,8 @@ def main(argv=None):
                 episodes.record(info["episode"])
                 tracker.record(dones[t], info["episode"])  # EPO Algorithm 1, line 9
             values[T] = agent.get_value(obs[T:], agent_ids, dones[T:], lstm_states[T:])
-            steps, columns = (dones[1:] & ~terminated).nonzero(as_tuple=True)  # where an episode was truncated
+            # Where an episode was truncated: each final observation as a column of its own, of one step
+            steps, columns = (dones[1:] & ~terminated).nonzero(as_tuple=True)
             if len(steps):
                 final_values[steps, columns] = agent.get_value(
                     next_obs[None, steps, columns], agent_ids[:, columns], None, lstm_states[None, steps + 1, columns]
@@ -648,8 +653,11 @@ def main(argv=None):
         batch["returns"] = agent.value_rms.normalize(batch["returns"])
         mean, std = harness.mean_and_std(batch["advantages"])  # over all processes
         batch["advantages"] = (batch["advantages"] - mean) / (std + 1e-8)
-        diagnosis = harness.diagnose(iteration, agent, batch, args)  # SAPG; before obs_rms changes the policy
-        if iteration == 1 and not args.load:  # it is the identity, the update would learn from raw observations
+        diagnosis = harness.diagnose(iteration, agent, batch, args)  # SAPG; before the first gradient step
+        # obs_rms takes in observations after the update, so that the policy that learns is the policy that acted. Only
+        # a new run's first come before it: obs_rms is the identity then, and the update would learn from raw ones
+        normalise_first = iteration == 1 and not args.load
+        if normalise_first:
             agent.obs_rms.update(obs[:-1])
 
         # ---------------------------------------------------------------- Update
@@ -670,13 +678,13 @@ def main(argv=None):
                 kls.append(kl)
                 for name, value in terms.items():
                     losses[f"losses/{name}"].append(value)
-            kl = harness.average(torch.stack(kls).mean()).item()
+            epoch_kl = harness.average(torch.stack(kls).mean()).item()
             group = optimizer.param_groups[0]
             if epoch or args.num_minibatches > 1:  # with one minibatch, the first KL is measured before any step
-                group["lr"] = adapt_learning_rate(group["lr"], kl, args.kl_threshold)
-        if iteration > 1 or args.load:  # only after the update: the policy that learns is the one that acted, ratio 1
+                group["lr"] = adapt_learning_rate(group["lr"], epoch_kl, args.kl_threshold)
+        if not normalise_first:
             agent.obs_rms.update(obs[:-1])
-        losses = {name: torch.stack(steps) for name, steps in losses.items()}
+        losses = {name: torch.stack(numbers) for name, numbers in losses.items()}
         run.check_finite(iteration, {"observations": obs, "rewards": rewards, **losses})
         obs[0] = obs[T]
         dones[0] = dones[T]
@@ -692,7 +700,7 @@ def main(argv=None):
             "charts/action_std_max": action_std.max(),
             "charts/learning_rate": group["lr"],
             **losses,
-            "losses/approx_kl": kl,
+            "losses/approx_kl": epoch_kl,
             "losses/explained_variance": explained_variance,
             **harness.population_scalars(agent, episodes),  # SAPG
             **diagnosis,

@@ -27,7 +27,7 @@ from torch.distributions import Normal, kl_divergence
 
 MAX_STD = 2.0  # of an action: the environment clamps actions, so that more and more noise would cost nothing
 MAX_LOG_RATIO = 20.0  # bound on log(pi_new / pi_old), against overflow; no useful ratio comes near it
-PATIENCE = 5.0  # PBT: mean length of an episode times this: copies do not wait longer for some that may never end
+MAX_WAIT = 5.0  # PBT: times an episode's mean length, after which copies do not wait for some that may never end
 MUTATED = ("lr", "kl_threshold", "ent_coef", "gamma", "gae_lambda", "clip_coef")  # PBT: an agent's hyperparameters
 
 
@@ -204,7 +204,7 @@ class Network(nn.Module):
         Returns the MLPs' input (T, N, F) and the LSTM's state after each step (T, N, 2H).
         """
         x = self.obs_rms.normalize(obs)
-        if not self.state_size:  # a state of width 0 goes around, so that callers need not ask
+        if not self.state_size:  # the state has width 0 and is passed through
             return x, lstm_state.expand(len(x), -1, -1)
         outputs = []
         lstm_states = []
@@ -221,7 +221,8 @@ class Network(nn.Module):
     def get_value(self, obs, dones, lstm_state):
         """Normalised value (T, N)."""
         x, _ = self.encode(obs, dones, lstm_state)
-        return self.critic((self.critic_mlp or self.mlp)(x)).squeeze(-1)
+        features = self.mlp(x) if self.critic_mlp is None else self.critic_mlp(x)
+        return self.critic(features).squeeze(-1)
 
     def get_action_and_value(self, obs, dones, lstm_state, action=None):
         """Action (T, N, U), its log-probability (T, N), the Normal policy, normalised value (T, N), LSTM states."""
@@ -229,7 +230,8 @@ class Network(nn.Module):
             x, lstm_states = self.encode(obs, dones, lstm_state)
             features = self.mlp(x)
             mean = self.actor(features).float()
-            value = self.critic(self.critic_mlp(x) if self.critic_mlp else features).squeeze(-1).float()
+            critic_features = features if self.critic_mlp is None else self.critic_mlp(x)
+            value = self.critic(critic_features).squeeze(-1).float()
         policy = Normal(mean, self.actor_logstd.exp().expand_as(mean), validate_args=False)
         if action is None:
             action = mean + policy.stddev * torch.randn_like(mean)  # on a GPU policy.sample() waits for the device
@@ -411,8 +413,8 @@ def main(argv=None):
     logprobs = torch.zeros(T, N, device=device)
     rewards = torch.zeros(T, N, device=device)
     terminated = torch.zeros(T, N, dtype=torch.bool, device=device)
-    # What each action led to, before any reset: ppo.py values it where an episode was truncated; for sapg.py the leader
-    # values all of it that it learns from
+    # What each action led to, before any reset. ppo.py needs its value where an episode was truncated; in sapg.py the
+    # leader, which learns from others' actions, needs its own value of what every one of them led to
     next_obs = torch.zeros(T, N, env.num_obs, device=device)
     final_values = torch.zeros(T, N, device=device)  # V(next_obs) where an episode was truncated
     lstm_states = torch.zeros(T + 1, N, agent.state_size, device=device)  # before obs[t]
@@ -423,7 +425,7 @@ def main(argv=None):
     objectives = torch.full((N,), math.nan, device=device)  # PBT: of the latest episodes begun after the last copies
     last_copy = torch.tensor(0)  # PBT: environment steps at the time of the last copies
     # What --resume restores, beside the random generators: whatever else has a state belongs in one of these dicts.
-    # Tensors are restored in place, so change them in place; here they are views of what the next iteration begins with
+    # Tensors are restored in place, so change them in place: obs[0] is a view of what the next rollout begins with
     learner = {"agent": agent, "optimizer": optimizer}  # the same in every process
     rollout = {"env": env, "episodes": episodes, "obs": obs[0], "dones": dones[0], "lstm_state": lstm_states[0]}
     learner["last_copy"] = last_copy  # PBT
@@ -432,7 +434,7 @@ def main(argv=None):
     global_step = run.global_step
     for iteration in range(run.iteration + 1, args.num_iterations + 1):
         # ---------------------------------------------------------------- PBT: exploit and explore
-        overdue = global_step - last_copy.item() >= PATIENCE * args.num_envs * episodes.means[1].nanmean()
+        overdue = global_step - last_copy.item() >= MAX_WAIT * args.num_envs * episodes.means[1].nanmean()
         judged = harness.average((~objectives.isnan()).float().view(A, -1).mean(1))  # share of environments (A,)
         fitness = harness.average(objectives.nan_to_num().view(A, -1).mean(1)) / judged
         fitness[judged < (0.5 if overdue else 0.9)] = math.nan
@@ -461,7 +463,8 @@ def main(argv=None):
                 fresh = info["episode"]["done"] & (info["episode"]["length"] <= steps_since_copy + t + 1)  # PBT
                 objectives.copy_(torch.where(fresh, info["episode"]["objective"], objectives))
             values[T] = agent.get_value(obs[T:], agent_ids, dones[T:], lstm_states[T:])
-            steps, columns = (dones[1:] & ~terminated).nonzero(as_tuple=True)  # where an episode was truncated
+            # Where an episode was truncated: each final observation as a column of its own, of one step
+            steps, columns = (dones[1:] & ~terminated).nonzero(as_tuple=True)
             if len(steps):
                 final_values[steps, columns] = agent.get_value(
                     next_obs[None, steps, columns], agent_ids[:, columns], None, lstm_states[None, steps + 1, columns]
@@ -500,7 +503,10 @@ def main(argv=None):
             own_batch["returns"] = network.value_rms.normalize(own_batch["returns"])
             mean, std = harness.mean_and_std(own_batch["advantages"])  # over all processes
             own_batch["advantages"] = (own_batch["advantages"] - mean) / (std + 1e-8)
-        if iteration == 1 and not args.load:  # it is the identity, the update would learn from raw observations
+        # obs_rms takes in observations after the update, so that the policy that learns is the policy that acted. Only
+        # a new run's first come before it: obs_rms is the identity then, and the update would learn from raw ones
+        normalise_first = iteration == 1 and not args.load
+        if normalise_first:
             agent.obs_rms.update(obs[:-1])
 
         # ---------------------------------------------------------------- Update
@@ -528,9 +534,9 @@ def main(argv=None):
             kls[k] = harness.average(torch.stack(own_kls).mean())
             if epoch or args.num_minibatches > 1:  # with one minibatch, the first KL is measured before any step
                 own["lr"] = adapt_learning_rate(own["lr"], kls[k].item(), own["kl_threshold"])
-        if iteration > 1 or args.load:  # only after the update: the policy that learns is the one that acted, ratio 1
+        if not normalise_first:
             agent.obs_rms.update(obs[:-1])
-        losses = {name: torch.stack(steps) for name, steps in losses.items()}
+        losses = {name: torch.stack(numbers) for name, numbers in losses.items()}
         run.check_finite(iteration, {"observations": obs, "rewards": rewards, **losses})
         obs[0] = obs[T]
         dones[0] = dones[T]

@@ -179,7 +179,7 @@ class Agent(nn.Module):
         Returns the MLPs' input (T, N, F) and the LSTM's state after each step (T, N, 2H).
         """
         x = self.obs_rms.normalize(obs)
-        if not self.state_size:  # a state of width 0 goes around, so that callers need not ask
+        if not self.state_size:  # the state has width 0 and is passed through
             return x, lstm_state.expand(len(x), -1, -1)
         outputs = []
         lstm_states = []
@@ -196,7 +196,8 @@ class Agent(nn.Module):
     def get_value(self, obs, dones, lstm_state):
         """Normalised value (T, N)."""
         x, _ = self.encode(obs, dones, lstm_state)
-        return self.critic((self.critic_mlp or self.mlp)(x)).squeeze(-1)
+        features = self.mlp(x) if self.critic_mlp is None else self.critic_mlp(x)
+        return self.critic(features).squeeze(-1)
 
     def get_action_and_value(self, obs, dones, lstm_state, action=None):
         """Action (T, N, U), its log-probability (T, N), the Normal policy, normalised value (T, N), LSTM states."""
@@ -204,7 +205,8 @@ class Agent(nn.Module):
             x, lstm_states = self.encode(obs, dones, lstm_state)
             features = self.mlp(x)
             mean = self.actor(features).float()
-            value = self.critic(self.critic_mlp(x) if self.critic_mlp else features).squeeze(-1).float()
+            critic_features = features if self.critic_mlp is None else self.critic_mlp(x)
+            value = self.critic(critic_features).squeeze(-1).float()
         policy = Normal(mean, self.actor_logstd.exp().expand_as(mean), validate_args=False)
         if action is None:
             action = mean + policy.stddev * torch.randn_like(mean)  # on a GPU policy.sample() waits for the device
@@ -304,8 +306,8 @@ def main(argv=None):
     logprobs = torch.zeros(T, N, device=device)
     rewards = torch.zeros(T, N, device=device)
     terminated = torch.zeros(T, N, dtype=torch.bool, device=device)
-    # What each action led to, before any reset: ppo.py values it where an episode was truncated; for sapg.py the leader
-    # values all of it that it learns from
+    # What each action led to, before any reset. ppo.py needs its value where an episode was truncated; in sapg.py the
+    # leader, which learns from others' actions, needs its own value of what every one of them led to
     next_obs = torch.zeros(T, N, env.num_obs, device=device)
     final_values = torch.zeros(T, N, device=device)  # V(next_obs) where an episode was truncated
     lstm_states = torch.zeros(T + 1, N, agent.state_size, device=device)  # before obs[t]
@@ -314,7 +316,7 @@ def main(argv=None):
     dones[0] = True
     episodes = harness.EpisodeStatistics(N, 1, device)
     # What --resume restores, beside the random generators: whatever else has a state belongs in one of these dicts.
-    # Tensors are restored in place, so change them in place; here they are views of what the next iteration begins with
+    # Tensors are restored in place, so change them in place: obs[0] is a view of what the next rollout begins with
     learner = {"agent": agent, "optimizer": optimizer}  # the same in every process
     rollout = {"env": env, "episodes": episodes, "obs": obs[0], "dones": dones[0], "lstm_state": lstm_states[0]}
     run = harness.Run(args, learner, rollout, saved)
@@ -335,7 +337,8 @@ def main(argv=None):
                 next_obs[t] = torch.where(dones[t + 1][:, None], info["final_obs"], obs[t + 1])
                 episodes.record(info["episode"])
             values[T] = agent.get_value(obs[T:], dones[T:], lstm_states[T:])
-            steps, columns = (dones[1:] & ~terminated).nonzero(as_tuple=True)  # where an episode was truncated
+            # Where an episode was truncated: each final observation as a column of its own, of one step
+            steps, columns = (dones[1:] & ~terminated).nonzero(as_tuple=True)
             if len(steps):
                 final_values[steps, columns] = agent.get_value(
                     next_obs[None, steps, columns], None, lstm_states[None, steps + 1, columns]
@@ -369,7 +372,10 @@ def main(argv=None):
         batch["returns"] = agent.value_rms.normalize(batch["returns"])
         mean, std = harness.mean_and_std(batch["advantages"])  # over all processes
         batch["advantages"] = (batch["advantages"] - mean) / (std + 1e-8)
-        if iteration == 1 and not args.load:  # it is the identity, the update would learn from raw observations
+        # obs_rms takes in observations after the update, so that the policy that learns is the policy that acted. Only
+        # a new run's first come before it: obs_rms is the identity then, and the update would learn from raw ones
+        normalise_first = iteration == 1 and not args.load
+        if normalise_first:
             agent.obs_rms.update(obs[:-1])
 
         # ---------------------------------------------------------------- Update
@@ -390,13 +396,13 @@ def main(argv=None):
                 kls.append(kl)
                 for name, value in terms.items():
                     losses[f"losses/{name}"].append(value)
-            kl = harness.average(torch.stack(kls).mean()).item()
+            epoch_kl = harness.average(torch.stack(kls).mean()).item()
             group = optimizer.param_groups[0]
             if epoch or args.num_minibatches > 1:  # with one minibatch, the first KL is measured before any step
-                group["lr"] = adapt_learning_rate(group["lr"], kl, args.kl_threshold)
-        if iteration > 1 or args.load:  # only after the update: the policy that learns is the one that acted, ratio 1
+                group["lr"] = adapt_learning_rate(group["lr"], epoch_kl, args.kl_threshold)
+        if not normalise_first:
             agent.obs_rms.update(obs[:-1])
-        losses = {name: torch.stack(steps) for name, steps in losses.items()}
+        losses = {name: torch.stack(numbers) for name, numbers in losses.items()}
         run.check_finite(iteration, {"observations": obs, "rewards": rewards, **losses})
         obs[0] = obs[T]
         dones[0] = dones[T]
@@ -412,7 +418,7 @@ def main(argv=None):
             "charts/action_std_max": action_std.max(),
             "charts/learning_rate": group["lr"],
             **losses,
-            "losses/approx_kl": kl,
+            "losses/approx_kl": epoch_kl,
             "losses/explained_variance": explained_variance,
             "perf/rollout_s": update_start - rollout_start,
             "perf/update_s": time.perf_counter() - update_start,
