@@ -13,7 +13,10 @@ from harness.errors import needs_output, refuse
 
 @needs_output()
 def make_env(args):
-    """The environments of this process, for training; says what steps them. Refuses those that show or do nothing."""
+    """The environments of this process, for training; prints what steps them.
+
+    Refuses tasks without observations or actions.
+    """
     num_envs = args.num_envs // distributed.WORLD_SIZE
     seed = (args.seed + distributed.SEED_OFFSET) % 2**32
     try:
@@ -26,8 +29,9 @@ def make_env(args):
     if engine == "mujoco" and args.device != "cpu":
         engine += " on the CPU (for MuJoCo Warp on the GPU: pip install -r requirements-gpu.txt)"
     print(f"{args.env_id}: engine {engine}, {args.device}, {args.num_envs:,} environments", flush=True)
-    if args.device == "cpu" and env.cpu_note:
-        print(f"{args.env_id}: {env.cpu_note}", flush=True)
+    note = getattr(env, "cpu_note", "")  # a class that is no VectorEnv may lack it
+    if args.device == "cpu" and note:
+        print(f"{args.env_id}: {note}", flush=True)
     return env
 
 

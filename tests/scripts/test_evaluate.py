@@ -292,13 +292,18 @@ def test_films_for_a_page(name):
         assert film.size == (48, 32)
 
 
+CONTRACT = "num_envs num_obs num_actions max_episode_steps device reset step state_dict load_state_dict".split()
+
+
 class Wrapped:
-    """A custom class that keeps the contract without being a VectorEnv."""
+    """A custom class that keeps the contract without being a VectorEnv, and has nothing beside it."""
 
     def __init__(self, num_envs, device, seed):
         self.env = Counting(num_envs, device, seed)
 
     def __getattr__(self, name):
+        if name not in CONTRACT:
+            raise AttributeError(name)
         return getattr(self.env, name)
 
     def render(self, index):
