@@ -12,12 +12,16 @@ def refuse(flag, value, reason):
 
 
 @contextlib.contextmanager
-def needs_output():
-    """End with exit status 2 and one line where standard output has been closed, as `| head` does."""
+def needs_output(may_close=False):
+    """End with exit status 2 and one line where standard output has been closed, as `| head` does.
+
+    may_close: whether the reader may stop early, as of --help. Then nothing is said, and the program goes on.
+    """
     try:
         yield
         sys.stdout.flush()
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it once more when it ends
-        print("standard output has been closed", file=sys.stderr)
-        sys.exit(2)
+        if not may_close:
+            print("standard output has been closed", file=sys.stderr)
+            sys.exit(2)

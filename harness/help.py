@@ -2,14 +2,14 @@
 
 import ast
 import inspect
-import os
 import re
-import sys
 import textwrap
 from dataclasses import fields
 from typing import Any, Dict, Literal, Union, get_args, get_origin
 
 import envs
+
+from harness.errors import needs_output
 
 WIDTH = 110
 COLUMN = 38  # where the descriptions begin
@@ -76,6 +76,7 @@ def describe(field, docstring, default):
     return f"{usage}\n{text}"
 
 
+@needs_output(may_close=True)  # `| head` has read enough
 def print_help(Args: type, script: str, defaults: Dict[str, Any], source: str) -> None:
     """Print all flags of a script.
 
@@ -89,7 +90,4 @@ def print_help(Args: type, script: str, defaults: Dict[str, Any], source: str) -
         for name, docstring in docstrings.items():
             if name in by_name:
                 lines.append(describe(by_name[name], docstring, defaults.get(name, by_name[name].default)))
-    try:
-        print("\n".join(lines), flush=True)
-    except BrokenPipeError:  # `| head` has read enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it once more at the end
+    print("\n".join(lines))
