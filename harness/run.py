@@ -19,12 +19,11 @@ from harness.log import Log
 from harness.seeding import random_state, seed_everything, set_random_state
 from harness.signals import StopSignals
 
-
 class Run:
     """One training run; of several processes rank 0 alone writes.
 
     Attributes: iteration and global_step (environment steps) so far, stopping: the number of the signal that ends the
-    run, or 0.
+    run, or 0. The run's folder, its lock and the logger exist in rank 0 only.
     """
 
     def __init__(
@@ -58,7 +57,7 @@ class Run:
         if saved:
             self.load(saved)
         if distributed.RANK == 0:
-            self.writer = Log(self.folder, args, self.global_step, saved["wandb_id"] if saved else None)
+            self.logger = Log(self.folder, args, self.global_step, saved["wandb_id"] if saved else None)
         self.saved_time = time.monotonic()
         self.signals = StopSignals(quiet=distributed.RANK > 0)
 
@@ -84,9 +83,12 @@ class Run:
                 set_random_state(saved["random"][0])
 
     def check_finite(self, iteration: int, tensors: Dict[str, torch.Tensor]) -> None:
-        """Raises FloatingPointError with the name of the first tensor (name -> tensor) that is not finite."""
-        if iteration == 1 and 0.0 < tensors["rewards"].abs().max() < 1e-3:  # the normalisers have floors
-            print("rewards times --reward-scale are below 1e-3, too small to learn from: raise it", file=sys.stderr)
+        """Raises FloatingPointError with the name of the first tensor (name -> tensor) that is not finite.
+
+        In the first iteration it also warns of rewards that are too small to learn from.
+        """
+        if iteration == 1:
+            warn_of_small_rewards(tensors["rewards"])
         extremes = torch.stack([x for tensor in tensors.values() for x in tensor.aminmax()])  # NaN where any is
         if not extremes.isfinite().all():
             first = next(name for name, tensor in tensors.items() if not tensor.isfinite().all())
@@ -111,7 +113,7 @@ class Run:
                     "args": vars(self.args),
                     "iteration": iteration,
                     "global_step": global_step,
-                    "wandb_id": self.writer.wandb_id,
+                    "wandb_id": self.logger.wandb_id,
                     "learner": state_of(self.learner),
                     "rollout": [process["rollout"] for process in rollouts],
                     "random": [process["random"] for process in rollouts],
@@ -120,7 +122,7 @@ class Run:
             if self.args.capture_video and not (self.unsaved or self.stopping):
                 film = film_leader(self.folder, self.args.device)
                 if film:
-                    self.writer.write_film(film, global_step)
+                    self.logger.write_film(film, global_step)
 
     def save(self, checkpoint):
         """Write the checkpoint. A full disk does not end a long run, whose next checkpoint may fit again."""
@@ -144,14 +146,14 @@ class Run:
                 means[key] = torch.as_tensor(value, device=self.args.device).float().mean()
         means = dict(zip(means, distributed.average(torch.stack(list(means.values())).double()).tolist()))
         if distributed.RANK == 0:
-            self.writer.write(global_step, means, others)
+            self.logger.write(global_step, means, others)
 
     def close(self) -> None:
         """End the run: status 128 + the signal that stopped it, 1 if the last checkpoint could not be written."""
         self.signals.close()
         distributed.finish()
         if distributed.RANK == 0:
-            self.writer.close()
+            self.logger.close()
             self.lock.close()
             if self.unsaved:
                 sys.exit("the last checkpoint could not be written")
@@ -160,6 +162,17 @@ class Run:
             print(resume if self.stopping else evaluate, flush=True)
         if self.stopping:
             sys.exit(128 + self.stopping)
+
+
+def warn_of_small_rewards(rewards):
+    """Say that --reward-scale is too small for rewards, already multiplied by it, of any shape.
+
+    The value normaliser adds 1e-5 to the variance before it takes the root that it divides by. Returns that vary by
+    much less than 3e-3, the root of that floor, therefore stay near 0 and teach the critic nothing. Rewards that are
+    all 0 are no reason to warn, since a task may give its first one late.
+    """
+    if 0.0 < rewards.abs().max() < 1e-3:
+        print("rewards times --reward-scale are below 1e-3, too small to learn from: raise it", file=sys.stderr)
 
 
 def script_name(Args):
