@@ -9,6 +9,11 @@ from torch.distributions import kl_divergence
 from harness import distributed
 
 LOG_RATIO_BOUND = 20.0  # against overflow
+MAX_SHOWN = 9  # agents in the KL matrix
+MAX_STATES = 256  # of each of these, over which its KL divergences are averaged
+BLACK_KL = 1e-3  # nats; in the image of the KL matrix smaller ones are black, too
+WHITE_KL = 1e2  # nats; larger ones are white, too
+SQUARE_SIZE = 24  # pixels of the image per entry of the matrix
 INPUTS = ("obs", "agent_ids", "dones", "lstm_state", "actions")  # of Agent.get_action_and_value
 
 
@@ -17,26 +22,20 @@ def diagnose(iteration, agent, batch, args):
     """What the leader can use of the followers' data (CPO 7.2) and how far apart the agents are (CPO 7.3).
 
     batch: that of the update, before its first step. Returns name -> scalar, and the KL matrix as an image, of at most
-    9 agents from the leader to the last follower; nothing unless --diagnostics-interval is due.
+    MAX_SHOWN agents from the leader to the last follower; nothing unless --diagnostics-interval is due.
     """
     if not args.diagnostics_interval or iteration % args.diagnostics_interval:
         return {}
-
-    def log_ratio(rows):  # of the learner's probability to that of who acted, from whose LSTM state it starts (T, C)
-        minibatches = zip(*(rows[key].chunk(args.num_minibatches, 1) for key in INPUTS))
-        logprobs = torch.cat([agent.get_action_and_value(*inputs)[1] for inputs in minibatches], 1)
-        return (logprobs - rows["logprobs"]).clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
-
     leader = agent.leader  # the followers come after it, as in the scripts
-    columns = args.num_envs // distributed.WORLD_SIZE  # of this process; Run.log averages over all
-    on = {key: value[:, :columns] for key, value in batch.items()}
-    off = {key: value[:, columns:] for key, value in batch.items()}
-    shown = torch.linspace(0, args.num_agents - 1, min(args.num_agents, 9)).round().long().tolist()
+    num_columns = args.num_envs // distributed.WORLD_SIZE  # of this process; Run.log averages over all
+    on = {key: value[:, :num_columns] for key, value in batch.items()}
+    off = {key: value[:, num_columns:] for key, value in batch.items()}
+    shown = torch.linspace(0, args.num_agents - 1, min(args.num_agents, MAX_SHOWN)).round().long().tolist()
     kls = kl_matrix(agent, on, shown, args.num_agents)
-    log_ratios = log_ratio({**on, "agent_ids": torch.full_like(on["agent_ids"], leader)})
-    shade = ((kls.clamp(1e-3, 1e2).log10() + 3) / 5).cpu()  # black 1e-3 to white 100 nats, on a log scale
+    as_leader = {**on, "agent_ids": torch.full_like(on["agent_ids"], leader)}
+    log_ratios = importance_log_ratios(agent, as_leader, args.num_minibatches)
     values = {
-        "population/kl_matrix": shade.repeat_interleave(24, 0).repeat_interleave(24, 1).expand(3, -1, -1),
+        "population/kl_matrix": kl_image(kls),
         "population/latent_spread": agent.latents.std(0, unbiased=False).mean(),
     }
     if args.num_agents > 1:
@@ -45,19 +44,31 @@ def diagnose(iteration, agent, batch, args):
         values.update(
             {
                 "population/is_ratio_deviation": deviation[leader + 1 :].mean(),
-                "population/is_log_ratio_median": log_ratios[:, columns // args.num_agents :].abs().median(),
+                "population/is_log_ratio_median": log_ratios[:, num_columns // args.num_agents :].abs().median(),
                 "population/ess_rate": ess,
                 "population/leader_is_nearest": (nearest[leader + 1 :] == leader).float().mean(),
                 "population/kl_to_leader": kls[leader + 1 :, leader].mean(),
             }
         )
     if off["obs"].shape[1]:
-        ratio = log_ratio(off).exp()
+        ratio = importance_log_ratios(agent, off, args.num_minibatches).exp()
         low = off["mu"] * (1 - args.clip_coef)
         high = off["mu"] * (1 + args.clip_coef)
         used = torch.where(off["advantages"] > 0, ratio < high, ratio > low)  # the clip passes their gradient
         values["population/off_policy_used"] = used.float().mean()
     return values
+
+
+def importance_log_ratios(agent, rows, num_minibatches):
+    """log w = log pi_learner(a, s) - log pi_behaviour(a, s), within +-LOG_RATIO_BOUND, (T, C).
+
+    rows: C columns of a batch, whose agent_ids name the learner and whose logprobs are those of the agent that acted.
+    With an LSTM the learner starts from the latter's state. num_minibatches: into how many parts the columns are
+    divided to save memory.
+    """
+    minibatches = zip(*(rows[key].chunk(num_minibatches, 1) for key in INPUTS))
+    logprobs = torch.cat([agent.get_action_and_value(*inputs)[1] for inputs in minibatches], 1)
+    return (logprobs - rows["logprobs"]).clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
 
 
 def importance_statistics(log_ratios, num_agents):
@@ -67,15 +78,24 @@ def importance_statistics(log_ratios, num_agents):
 
 
 def kl_matrix(agent, rows, agents, num_agents):
-    """KL(i || j), i down and j across, for K agents (ids): mean over at most 256 first observations of i."""
+    """KL(i || j), i down and j across, for K agents (ids): mean over the first MAX_STATES observations of i."""
     n = rows["obs"].shape[1] // num_agents
     matrix = []
     for i in agents:
-        obs, ids, *inputs = (rows[key][:1, i * n : i * n + min(n, 256)] for key in INPUTS)
+        obs, ids, *inputs = (rows[key][:1, i * n : i * n + min(n, MAX_STATES)] for key in INPUTS)
         policies = [agent.get_action_and_value(obs, torch.full_like(ids, j), *inputs)[2] for j in agents]
         own = policies[agents.index(i)]
         matrix.append(torch.stack([kl_divergence(own, other).sum(-1).mean() for other in policies]))
     return torch.stack(matrix)
+
+
+def kl_image(kls):
+    """A KL matrix (K, K) in nats as an image (3, H, W) in shades of grey on a logarithmic scale (CPO Fig. 4)."""
+    low = math.log10(BLACK_KL)
+    high = math.log10(WHITE_KL)
+    shades = (kls.clamp(BLACK_KL, WHITE_KL).log10() - low) / (high - low)
+    pixels = shades.repeat_interleave(SQUARE_SIZE, 0).repeat_interleave(SQUARE_SIZE, 1)
+    return pixels.expand(3, -1, -1).cpu()
 
 
 def population_scalars(agent, episodes):
@@ -130,7 +150,9 @@ class LineageStats:
         return {"evolution/generation": self.generation, "evolution/child_success": fitter, "evolution/heritability": r}
 
     def state_dict(self):
-        return dict(vars(self))
+        return {"generation": self.generation, "pending": self.pending, "completed": self.completed}
 
     def load_state_dict(self, state):
-        vars(self).update(state)
+        self.generation = state["generation"]
+        self.pending = state["pending"]
+        self.completed = state["completed"]
