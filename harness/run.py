@@ -19,6 +19,7 @@ from harness.log import Log
 from harness.seeding import random_state, seed_everything, set_random_state
 from harness.signals import StopSignals
 
+
 class Run:
     """One training run; of several processes rank 0 alone writes.
 
