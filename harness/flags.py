@@ -4,7 +4,7 @@ import os
 import sys
 import textwrap
 from dataclasses import fields
-from typing import Any, Callable, Dict, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, NamedTuple, Optional, Sequence, Tuple
 
 import envs  # before torch: Isaac Gym must be imported first
 
@@ -37,6 +37,14 @@ NOT_NEGATIVE = (
 WRAP = dict(subsequent_indent="    ", break_on_hyphens=False)
 
 
+class Presets(NamedTuple):
+    """The flags of a run where the command line gives none, name -> value."""
+
+    here: Dict[str, Any]  # on this machine
+    on_gpu: Dict[str, Any]  # on a machine with a GPU
+    requested_envs: int  # the num_envs of `here` before it was rounded down to equal blocks
+
+
 def parse_args(
     Args: type,
     tuned: Dict[str, Dict[str, Any]],
@@ -49,7 +57,20 @@ def parse_args(
     Returns args, an Args, and the checkpoint that --resume names, or None.
     """
     distributed.start()
-    given, others = tyro.cli(Args, args=argv, add_help=False, return_unknown_args=True)
+    given, unknown = tyro.cli(Args, args=argv, add_help=False, return_unknown_args=True)
+    saved = find_checkpoint(Args, given)
+    presets = saved_presets(saved) if saved else tuned_presets(Args, given, tuned)
+    if "--help" in unknown or "-h" in unknown:
+        show_help(Args, given, presets, saved)
+        sys.exit(0)
+    args = resolve(Args, argv, presets)
+    validate(args, saved, check_args)
+    announce(Args, args, presets)
+    return args, saved
+
+
+def find_checkpoint(Args, given):
+    """The checkpoint that --resume names, or None. Refuses it where another script wrote it or --load is given too."""
     saved = None if given.resume is None else load_checkpoint(given.resume)
     if saved and given.load is not None:
         refuse("--load", given.load, "must not be given with --resume: it starts a new run")
@@ -57,68 +78,77 @@ def parse_args(
         refuse("--load", "", "must be a folder or a file")
     if saved:
         check_script(Args, given, saved)
-        defaults = gpu_defaults = saved["args"]
-        num_envs = defaults["num_envs"]
-    else:
-        defaults, gpu_defaults, num_envs = presets(Args, given, tuned)
-    if "--help" in others or "-h" in others:
-        check_env_id(given.env_id)
+    return saved
+
+
+def show_help(Args, given, presets, saved):
+    """Print all flags with these presets as their defaults."""
+    check_env_id(given.env_id)
+    if saved:
         source = "the checkpoint"
-        if not saved:
-            device = "a GPU" if has_gpu(given) else "a CPU"
-            source = f"{given.env_id} on {device}; those of another task: --env-id TASK --help"
-        print_help(Args, script_name(Args), defaults, source)
-        sys.exit(0)
-    known = {name: defaults[name] for name in flag_names(Args) if name in defaults}
-    args = tyro.cli(Args, args=argv, default=Args(**known))
+    else:
+        device = "a GPU" if has_gpu(given) else "a CPU"
+        source = f"{given.env_id} on {device}; those of another task: --env-id TASK --help"
+    print_help(Args, script_name(Args), presets.here, source)
+
+
+def resolve(Args, argv, presets):
+    """The flags of the command line over the presets, and the device of this process."""
+    defaults = {name: presets.here[name] for name in flag_names(Args) if name in presets.here}
+    args = tyro.cli(Args, args=argv, default=Args(**defaults))
     args.device = f"cuda:{distributed.LOCAL_RANK}" if has_gpu(args) else "cpu"
     if args.device != "cpu":
         torch.cuda.set_device(args.device)
+    return args
+
+
+def validate(args, saved, check_args):
+    """Refuse what cannot work, and set what follows from valid flags: num_iterations, and the folder of --resume."""
     check_common_args(args)
     args.num_iterations = max(1, args.total_timesteps // (args.num_envs * args.num_steps))
     check_args(args)
     if saved:
         check_resumable(args, saved)
         args.resume = os.path.abspath(args.resume if os.path.isdir(args.resume) else os.path.dirname(args.resume))
-    announce(Args, args, defaults, gpu_defaults, num_envs)
-    return args, saved
 
 
 def has_gpu(args):
     return args.cuda and torch.cuda.is_available()
 
 
-def presets(Args, given, tuned):
-    """The task's defaults on this machine, and those on a GPU: name -> value.
+def saved_presets(saved):
+    """The flags of a checkpoint, which are the same on every machine."""
+    return Presets(here=saved["args"], on_gpu=saved["args"], requested_envs=saved["args"]["num_envs"])
 
-    Agents and processes get equal blocks of environments. The third result is their number before it is rounded down.
-    """
+
+def tuned_presets(Args, given, tuned):
+    """The tuned values of the task, smaller without a GPU. Agents and processes get equal blocks of environments."""
     on_gpu = {"env_id": given.env_id, "num_envs": Args.num_envs, **tuned.get(given.env_id, {})}
     here = on_gpu if has_gpu(given) else {**on_gpu, **CPU.get(given.env_id, {})}
-    num_envs = here["num_envs"]
+    requested_envs = here["num_envs"]
     blocks = getattr(given, "num_agents", 1) * distributed.WORLD_SIZE
     for row in (on_gpu, here):
         row["num_envs"] -= row["num_envs"] % max(1, min(blocks, row["num_envs"]))
-    return here, on_gpu, num_envs
+    return Presets(here, on_gpu, requested_envs)
 
 
 @needs_output()
-def announce(Args, args, defaults, gpu_defaults, num_envs):
-    """Print the command line that gives this run without presets, and what a GPU's presets would add.
-
-    num_envs: the default number of environments before it was rounded down.
-    """
+def announce(Args, args, presets):
+    """Print the command line that gives this run without presets, and what a GPU's presets would add."""
     changed = {}
     for name in flag_names(Args):
         if name == "env_id" or getattr(args, name) != getattr(Args, name):
             changed[name] = getattr(args, name)
     print(textwrap.fill(f"{script_name(Args)}.py {spell(changed)}", 120, **WRAP))
-    if args.num_envs == defaults["num_envs"] != num_envs:
+    is_rounded = presets.here["num_envs"] != presets.requested_envs
+    if is_rounded and args.num_envs == presets.here["num_envs"]:
         blocks = distributed.WORLD_SIZE * getattr(args, "num_agents", 1)
-        print(f"{args.num_envs:,} environments, not {num_envs:,}: a multiple of {blocks}, agents times processes")
+        rounded = f"{args.num_envs:,} environments, not {presets.requested_envs:,}"
+        print(f"{rounded}: a multiple of {blocks}, agents times processes")
     larger = {}
-    for name, value in gpu_defaults.items():
-        if value != defaults[name] and getattr(args, name) == defaults[name]:
+    for name, value in presets.on_gpu.items():
+        default = presets.here[name]
+        if value != default and getattr(args, name) == default:
             larger[name] = value
     if larger:
         print(textwrap.fill(f"sized for a CPU; for a GPU: {spell(larger)}", 120, **WRAP))
