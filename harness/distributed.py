@@ -38,7 +38,7 @@ def finish():
 
 
 def from_rank_0(value):
-    """Rank 0's value: tensors on the CPU, numbers, strings, or containers of these."""
+    """Rank 0's object, whatever it is: a tensor on the CPU, a number, a string, or a container of these."""
     values = [value]
     if WORLD_SIZE > 1:
         dist.broadcast_object_list(values, src=0)
@@ -70,7 +70,7 @@ def average(x):
 
 
 def broadcast(x):
-    """A tensor of rank 0."""
+    """A new tensor, on the device of x, with the values of rank 0's x; its shape is the same in every process."""
     x = x.clone()
     if WORLD_SIZE > 1:
         dist.broadcast(x, src=0)
@@ -87,7 +87,7 @@ def of_each(x):
 
 
 def share(tensors):
-    """Overwrite a list of tensors with rank 0's, in place."""
+    """Overwrite each of these tensors with rank 0's, in place, so that a module keeps its parameters and buffers."""
     values = from_rank_0([tensor.detach().cpu() for tensor in tensors]) if tensors else []
     for tensor, value in zip(tensors, values):
         tensor.copy_(value)
