@@ -35,12 +35,13 @@ def is_constant(value):
 class VectorEnv:
     """N copies of one task, stepped together, with same-step autoreset.
 
+    What is state: every attribute that is a tensor is saved in checkpoints and restored from them, and so is every
+    attribute that has a `state_dict`, such as the engine. Numbers, lists and dicts are not saved, so whatever changes
+    while the task is stepped must be a tensor. `constant()` makes tensors that never change, such as joint limits.
+    These are not saved either, so that a resumed run uses the values that the code has by then.
+
     A task sets `num_obs`, `num_actions` and `max_episode_steps` and implements the methods below the line.
     Shape letters: N num_envs, D num_obs, U num_actions. Every tensor lives on `device`.
-
-    Every tensor among the attributes is part of the state that checkpoints save and restore, and so is every attribute
-    that has a `state_dict`, such as the engine. Only what `constant` creates is not: a resumed run uses the values that
-    the code has by then. Numbers, lists and dicts are not saved.
     """
 
     num_obs: int
@@ -50,7 +51,8 @@ class VectorEnv:
     engine = None  # the engine of envs/engines that steps the physics, if the task uses one
     frame_rate = 60  # control steps per second; this default is for videos alone
     training = False  # set by `envs.make`; without: no staggered clocks, no special starts, a frozen curriculum
-    cpu_note = ""  # a line for whoever trains it without a GPU: how far that has got, and what gets further
+    # Printed when the task is trained without a GPU. It says how far such training has got and which task learns more.
+    cpu_note = ""
     resumes_exactly = True  # whether `load_state_dict` restores the running episodes
     curriculum: Tuple[str, ...] = ()  # names of the tensors that a curriculum changes; an evaluation copies them
 
@@ -61,7 +63,8 @@ class VectorEnv:
         self.device = torch.device(device)
         self.generator = torch.Generator(self.device).manual_seed(seed)
         self.episode_step = torch.zeros(num_envs, dtype=torch.long, device=self.device)  # for truncation
-        self.shortened = torch.zeros(num_envs, dtype=torch.bool, device=self.device)  # the clock did not start at 0
+        # Whether the running episode is a first one whose clock did not start at 0; it ends early and is not counted.
+        self.shortened = torch.zeros(num_envs, dtype=torch.bool, device=self.device)
         self.episode_length = torch.zeros(num_envs, dtype=torch.long, device=self.device)
         self.episode_return = torch.zeros(num_envs, device=self.device)
 
@@ -75,8 +78,8 @@ class VectorEnv:
         """Start a new episode everywhere. Returns obs (N, D) float32.
 
         In `training` the clocks (`episode_step`) start evenly spread over `max_episode_steps`, so that the time limit
-        does not end all episodes in the same step (2511.21011). These first episodes are shortened. Not where
-        there is no limit: sys.maxsize.
+        does not end all episodes in the same step (2511.21011). These first episodes are shortened. A task without
+        a time limit, whose `max_episode_steps` is sys.maxsize, has no shortened episodes: all its clocks start at 0.
         """
         self._begin_episodes(torch.ones(self.num_envs, dtype=torch.bool, device=self.device))
         if self.training and self.max_episode_steps < sys.maxsize:
