@@ -45,13 +45,15 @@ RL_GAMES = dict(  # its configurations for EnvPool's MuJoCo tasks; minibatches o
     num_envs=64, num_steps=64, num_minibatches=2, learning_rate=3e-4, kl_threshold=0.008, clip_coef=0.2, vf_coef=2.0,
     clip_vloss=False, bounds_coef=0.0, reward_scale=0.1, hidden_sizes=(256, 128, 64),
 )  # fmt: skip
-# Ours
+# The toys are ours, and so are these values
 TOY = dict(num_envs=3_072, num_steps=16, num_minibatches=4, update_epochs=2, kl_threshold=0.016, hidden_sizes=(64, 64))
 COMMON = {  # to all scripts
-    "A1Parkour": {**LOCOMOTION, **EPO_LOCOMOTION, "init_std": 0.2},  # ours: 0.07 rad
+    # The initial standard deviation is ours: 0.2 of an action moves the targets of the joints by 0.07 rad
+    "A1Parkour": {**LOCOMOTION, **EPO_LOCOMOTION, "init_std": 0.2},
     "AllegroHand": dict(IN_HAND, hidden_sizes=(512, 256, 128)),
     **dict.fromkeys(ALL_ALLEGRO_KUKA, ALLEGRO_KUKA),
-    **dict.fromkeys(RELATIVE_TARGETS, dict(ALLEGRO_KUKA, kl_threshold=0.008, clip_coef=0.2, init_std=0.4)),  # ours
+    # These tasks are ours, and so are the three values in which they differ from the papers' AllegroKuka
+    **dict.fromkeys(RELATIVE_TARGETS, dict(ALLEGRO_KUKA, kl_threshold=0.008, clip_coef=0.2, init_std=0.4)),
     "Ant": dict(
         num_envs=4_096, total_timesteps=100_000_000, num_steps=16, num_minibatches=2, update_epochs=4,
         learning_rate=3e-4, kl_threshold=0.008, clip_coef=0.2, vf_coef=2.0, bounds_coef=1e-4, reward_scale=0.01,
@@ -72,17 +74,21 @@ COMMON = {  # to all scripts
     "envpool:Hopper-v5": dict(RL_GAMES, total_timesteps=4_096_000, learning_rate=5e-4),
     "envpool:Walker2d-v5": dict(RL_GAMES, total_timesteps=8_192_000, num_steps=128, num_minibatches=4),
 }  # fmt: skip
-# Ours. Enough environments for 6 to 64 agents, minibatches of 1,024 rows, the papers' entropy bonus for locomotion
+# No paper trains a population on EnvPool's tasks, so this row is ours: enough environments for 6 to 64 agents,
+# minibatches of 1,024 rows, and the papers' entropy bonus for locomotion
 POPULATION = dict(
     num_envs=960, num_steps=16, num_minibatches=15, clip_vloss=True, hidden_sizes=(256, 128, 64), max_ent_coef=0.001,
 )  # fmt: skip
-PPO = PBT = merge(COMMON, {"FrankaCubeStack": dict(ent_coef=0.0025)})  # ours, see benchmarks/robots.md
+# The entropy bonus of a single agent is ours, see benchmarks/robots.md
+PPO = merge(COMMON, {"FrankaCubeStack": dict(ent_coef=0.0025)})
+PBT = PPO
 SAPG = merge(COMMON, {
     # half of CPO's 0.005; with two arms of 0.002, as released
     **dict.fromkeys([*REORIENTATION, *FRANKA_CUBES, "ShadowHand"], dict(max_ent_coef=0.0025)),
     **dict.fromkeys([*TWO_ARMS, "Anymal", "Humanoid"], dict(max_ent_coef=0.001)),
-    "Grasp": dict(max_ent_coef=0.005),  # ours
-    "Moat": dict(max_ent_coef=0.025),  # ours
+    # The toys are ours, and so are their entropy bonuses
+    "Grasp": dict(max_ent_coef=0.005),
+    "Moat": dict(max_ent_coef=0.025),
     **{f"envpool:{task}-v5": POPULATION for task in ("Ant", "Hopper", "Walker2d")},
 })  # fmt: skip
 CPO = merge(SAPG, {  # CPO Tables 3-6
@@ -100,7 +106,8 @@ EPO = merge(
         **{task: dict(ga_threshold=0.5) for task in COMMON if task == "Ant" or task.startswith("envpool:")},
     },
 )
-# Ours. Without a GPU: small networks, minibatches of a row per environment, one to five hours
+# No paper trains without a GPU, so these rows are ours: small networks, minibatches with as many rows as there are
+# environments, and enough steps for one to five hours
 SMALL = dict(num_envs=1_024, num_steps=16, num_minibatches=16, lstm=False, hidden_sizes=(256, 128, 64))
 CPU = {
     "A1Parkour": dict(
