@@ -25,7 +25,8 @@ def create_folder(args, script):
         except OSError as error:
             if error.errno == errno.ENAMETOOLONG and args.exp_name:
                 refuse("--exp-name", args.exp_name, "must be shorter, it is part of the name of the run's folder")
-            refuse("folder", folder, f"cannot be made ({error.strerror}); runs are written to the folder runs/ here")
+            reason = f"must be one in which runs/{os.path.basename(folder)} can be made ({error.strerror})"
+            refuse("working directory", os.getcwd(), reason)
         else:
             return folder
 

@@ -365,11 +365,12 @@ def test_a_folders_name_that_is_too_long_is_refused(capsys):
     assert line.startswith(f"--exp-name {'x' * 300}: ")
 
 
-def test_a_file_in_the_place_of_the_folder_of_runs_is_named(capsys):
+def test_a_working_directory_without_room_for_the_folder_of_runs_is_refused(capsys):
     pathlib.Path("runs").touch()
     assert train(ppo, f"{MOAT_64} --no-cuda --total-timesteps 1") == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"folder {pathlib.Path.cwd()}/runs/Moat__ppo__")
+    assert line.startswith(f"working directory {pathlib.Path.cwd()}: ")
+    assert "runs/Moat__ppo__1__" in line
 
 
 class Asleep(VectorEnv):
