@@ -13,7 +13,7 @@ import torch
 from tensorboard.compat.proto.summary_pb2 import Summary
 from torch.utils.tensorboard import SummaryWriter
 
-MIN_LEARNING_RATE = 1e-6  # of the scripts' adapt_learning_rate
+MIN_LEARNING_RATE = 1e-6  # the lower bound of adapt_learning_rate, which each script defines; a test compares them
 LOW_RATE_ITERATIONS = 100  # at the minimum, after which a line says so
 NO_GENERATION_ITERATIONS = 500  # without a generation of EPO, after which a line says so
 SPEED_WINDOW = 60.0  # seconds over which charts/SPS is measured

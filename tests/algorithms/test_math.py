@@ -8,8 +8,10 @@ import torch
 
 import cpo
 import epo
+import pbt
 import ppo
 import sapg
+from harness.log import MIN_LEARNING_RATE
 from tests.conftest import DRIFT, FLAGS, TINY, TINY_POPULATION, every_population, every_script, parse, tuned
 
 
@@ -72,6 +74,14 @@ def test_normalised_numbers_are_within_five(script):
 ])  # fmt: skip
 def test_adaptive_learning_rate(script, lr, kl, threshold, expected):
     assert script.adapt_learning_rate(lr, kl, threshold) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("script", [ppo, sapg, cpo, epo, pbt], ids=lambda script: script.__name__)
+def test_the_lowest_learning_rate_is_the_one_that_the_log_warns_of(script):
+    lr = 3e-4
+    for _ in range(100):
+        lr = script.adapt_learning_rate(lr, kl=1.0, threshold=0.016)
+    assert lr == MIN_LEARNING_RATE
 
 
 # ---------------------------------------------------------------- off-policy data
