@@ -288,6 +288,7 @@ def test_the_documents_know_what_the_flags_are_called():
     assert all(row[1].strip("`") in names for row in table("rl_games"))
     options = {"--" + name.replace("_", "-") for script in SCRIPTS for name in flags(script)}
     options |= {"--" + f.name.replace("_", "-") for script in (evaluate, export, view) for f in fields(script.Args)}
-    options |= {option.replace("--", "--no-", 1) for option in options} | {"--help", "--logdir", "--extra-index-url"}
+    options |= {option.replace("--", "--no-", 1) for option in options} | {"--help"}
+    options |= {"--logdir", "--extra-index-url", "--torch-backend", "--no-sync"}  # of TensorBoard, pip and uv
     options |= {option for action in torchrun.get_args_parser()._actions for option in action.option_strings}
     assert set(re.findall(r"(?<![\w-])--[a-z][\w-]*", documents())) <= options
