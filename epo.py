@@ -420,7 +420,7 @@ class FitnessTracker(nn.Module):
         """
         share = self.judged_share()
         score = harness.average((self.scores * (self.episodes > 0)).mean(1)) / share
-        least = 0.5 if self.episodes_per_environment() >= MAX_WAIT else 0.9
+        least = torch.where(self.episodes_per_environment() >= MAX_WAIT, 0.5, 0.9)
         return torch.where(share >= least, score, float("nan"))
 
     def restart(self):
@@ -436,11 +436,11 @@ def fitness_spread(fitness, floor, episodes_since_generation):
     followers are enough: two parents and one to replace.
     """
     followers = fitness[LEADER + 1 :]
-    known = followers[followers.isfinite()]
-    if len(known) < (3 if episodes_since_generation >= MAX_WAIT else len(followers)):
-        unknown = torch.full_like(fitness[0], float("nan"))
-        return unknown, unknown
-    return known.max() - known.min(), known.quantile(0.5).abs().clamp(min=floor)
+    may_lack = (episodes_since_generation >= MAX_WAIT) * (len(followers) - 3)
+    is_known = followers.isfinite().sum() >= len(followers) - may_lack
+    gap = followers.nan_to_num(-math.inf).max() - followers.nan_to_num(math.inf).min()
+    scale = followers.nanquantile(0.5).abs().clamp(min=floor)
+    return torch.where(is_known, gap, float("nan")), torch.where(is_known, scale, float("nan"))
 
 
 def generation_is_due(gap, scale, episodes_since_generation, generation, args):

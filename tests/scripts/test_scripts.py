@@ -248,10 +248,10 @@ def test_a_default_that_is_rounded_down_says_why(capsys):
 @pytest.mark.parametrize("env_id", hyperparameters.CPU)
 def test_without_a_gpu_the_output_says_how_to_get_the_tuned_settings_back(script, env_id, capsys):
     flags = f"--no-cuda --env-id {env_id}"
-    sixfold = 2_046 if env_id in hyperparameters.RELATIVE_TARGETS else 1_020
+    num_envs = hyperparameters.CPU[env_id]["num_envs"]
     args = parse(script, flags)
     out = " ".join(capsys.readouterr().out.split())
-    assert args.num_envs - args.num_envs % 6 == sixfold
+    assert args.num_envs - args.num_envs % 6 == num_envs - num_envs % 6
     assert args.hidden_sizes == (256, 128, 64)
     assert not args.lstm
     restored = parse(script, f"{flags} {out.split('sized for a CPU; for a GPU: ')[1]}")
