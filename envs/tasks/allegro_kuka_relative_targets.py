@@ -36,4 +36,7 @@ class RelativeHandTargets:
 class AllegroKukaRegraspingRelativeTargets(RelativeHandTargets, AllegroKukaRegrasping):
     """AllegroKukaRegrasping with relative hand targets and the original starts."""
 
-    cpu_note = ""
+    cpu_note = (
+        "on a CPU, PPO lifts the object in half of its episodes after 20 M steps, but reaches no goals; with "
+        "AllegroKukaRegraspingHeldStarts it reaches 6.7 per episode in 60 M steps, 4 hours"
+    )
