@@ -4,10 +4,14 @@ Plays a checkpoint, or a policy of policies/, on the CPU, and takes up each new 
 needed. All tabs share the controls, and each has a camera of its own; see docs/running.md.
 """
 
+import contextlib
 import dataclasses
+import errno
+import io
 import math
 import os
 import queue
+import socket
 import time
 from collections import deque
 from types import SimpleNamespace
@@ -16,6 +20,7 @@ import envs  # noqa: F401, before torch: Isaac Gym must be imported first
 import harness
 from envs.engines.rendering import ZONE_COLOUR, find_camera
 from evaluate import Player, can_render, copy_curriculum, load, make_agent, make_env, num_agents_of
+from harness.checkpoints import read_checkpoint
 
 import mujoco
 import numpy as np
@@ -38,6 +43,9 @@ SIDE_BY_SIDE = "all, side by side"
 BEST = "best in training"  # by the objective of its latest episodes there; evaluate.py --best looks for the best
 SKY = ((0.62, 0.75, 0.90), (0.97, 0.98, 0.99))  # top and bottom
 ZONE_OPACITY = 0.2
+DROP_DISTANCE = 0.3  # m, how far beside its place an object is dropped; hands are smaller
+DROP_DIRECTIONS = 16
+LAST_PORT = 65535
 
 
 @dataclasses.dataclass
@@ -172,11 +180,19 @@ def follows(world):
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Pushes
+# Pushes and drops
 # ----------------------------------------------------------------------------------------------------------------------
 def find_pushed_joint(model):
     """The first free joint: of the object, or of a robot that walks. In a model without one, the first joint."""
     return int(np.argmax(model.jnt_type == mujoco.mjtJoint.mjJNT_FREE.value))
+
+
+def holds_an_object(model):
+    """Whether the body of `find_pushed_joint` is an object: nothing is attached to it, as to a robot that walks."""
+    joint = find_pushed_joint(model)
+    is_free = model.jnt_type[joint] == mujoco.mjtJoint.mjJNT_FREE.value
+    body = model.jnt_bodyid[joint]
+    return bool(is_free and (model.body_rootid == body).sum() == 1)
 
 
 def push(env, worlds, velocity):
@@ -191,9 +207,84 @@ def push(env, worlds, velocity):
     size = 3 if model.jnt_type[joint] == mujoco.mjtJoint.mjJNT_FREE.value else 1
     qvel = env.engine.qvel.clone()
     qvel[:, start : start + size] += velocity[:size]
+    set_state(env, worlds, env.engine.qpos, qvel)
+
+
+def drop(env, worlds):
+    """Put the object DROP_DISTANCE beside its place, at rest and at the same height, in these worlds.
+
+    That is clear of the hand: of all directions, it is the one that leads farthest away from everything that moves.
+    """
+    qpos = env.engine.qpos.clone()
+    qvel = env.engine.qvel.clone()
+    angles = np.linspace(0.0, 2.0 * math.pi, DROP_DIRECTIONS, endpoint=False)
+    offsets = DROP_DISTANCE * np.stack([np.cos(angles), np.sin(angles)], 1)  # (DROP_DIRECTIONS, 2) m
+    for i in worlds:
+        model = env.engine.models[i % len(env.engine.models)]
+        joint = find_pushed_joint(model)
+        start = model.jnt_qposadr[joint]
+        first_dof = model.jnt_dofadr[joint]
+        data = mujoco.MjData(model)
+        data.qpos[:] = qpos[i].numpy()
+        mujoco.mj_kinematics(model, data)
+        moves = (model.body_weldid > 0) & (model.body_mocapid < 0)
+        moves[model.jnt_bodyid[joint]] = False
+        places = data.qpos[start : start + 2] + offsets
+        distances = np.linalg.norm(places[:, None] - data.xpos[None, moves, :2], axis=2)
+        qpos[i, start : start + 2] = torch.from_numpy(places[distances.min(1).argmax()])
+        qvel[i, first_dof : first_dof + 6] = 0.0
+    set_state(env, worlds, qpos, qvel)
+
+
+def set_state(env, worlds, qpos, qvel):
+    """The engine's set_state in these worlds, without its sensors being 0 until the next step: policies see some."""
+    engine = env.engine
     mask = torch.zeros(env.num_envs, dtype=torch.bool)
     mask[worlds] = True
-    env.engine.set_state(mask, env.engine.qpos, qvel, env.engine.act if env.engine.na else None)
+    sensors = engine.sensors.clone()
+    engine.set_state(mask, qpos, qvel, engine.act if engine.na else None)
+    engine.sensors.copy_(sensors)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The address
+# ----------------------------------------------------------------------------------------------------------------------
+def find_address(host, port):
+    """The numeric address of `host`, and its first free port from `port` on. Refused if this machine has neither.
+
+    viser would try further ports without end where the address is at fault, and wrap a port that is too large.
+    """
+    if not 0 <= port <= LAST_PORT:
+        harness.refuse("--port", port, f"must be between 0 and {LAST_PORT}")
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError as error:
+        harness.refuse("--host", host, f"no such address ({error.strerror})")
+    family, _, _, _, address = min(found, key=lambda entry: entry[0] != socket.AF_INET)  # IPv4 where there is one
+    for candidate in range(port, LAST_PORT + 1):
+        try:
+            with socket.create_server((address[0], candidate), family=family) as listener:
+                return address[0], listener.getsockname()[1]
+        except OSError as error:
+            if error.errno not in (errno.EADDRINUSE, errno.EACCES):  # EACCES: a port for the administrator alone
+                harness.refuse("--host", host, f"must be an address of this machine ({error.strerror})")
+    harness.refuse("--port", port, "neither this port nor a higher one is free")
+
+
+def announce(run, host, address, port):
+    """Print where the page is. host: as it was given; address: the numeric one."""
+    end = "Ctrl-C ends it"
+    if address.startswith("127.") or address == "::1":
+        print(f"http://localhost:{port} plays {run}; {end}")
+        tunnel = f"ssh -L {port}:localhost:{port} THIS_MACHINE"
+        print(f"from another machine: {tunnel}, then the same address there", flush=True)
+        return
+    if address in ("0.0.0.0", "::"):  # all addresses of this machine
+        name = socket.gethostname()
+    else:
+        name = f"[{host}]" if ":" in host else host
+    print(f"http://{name}:{port} plays {run}; {end}")
+    print(f"everybody who can reach {name}:{port} can watch and use the controls", flush=True)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -215,7 +306,9 @@ class Page:
         self.file_time = os.stat(self.file).st_mtime_ns
         torch.manual_seed(args.seed)
         self.push_generator = torch.Generator().manual_seed(args.seed)
-        self.server = viser.ViserServer(args.host, args.port, label="popgrad", verbose=False)
+        self.address, port = find_address(args.host, args.port)
+        with contextlib.redirect_stdout(io.StringIO()):  # viser's own banner; `announce` says more
+            self.server = viser.ViserServer(self.address, port, label="popgrad", verbose=False)
         self.server.gui.configure_theme(show_logo=False, show_share_button=False)
         self.server.gui.main_panel.dock_right()
         self.scene = Scene(self.server, self.env.engine.renderer)
@@ -246,7 +339,8 @@ class Page:
             self.paused = gui.add_checkbox("Pause", False)
             self.add_buttons("Time", "One step", "New episode")
             self.push_speed = gui.add_slider("Push (m/s)", 0.1, 5.0, 0.1, 1.0)
-            self.add_buttons("Push", "Sideways", "Down")
+            drops = ["Drop it"] if holds_an_object(self.env.engine.models[0]) else []
+            self.add_buttons("Disturb", "Push sideways", "Push down", *drops)
         self.value_plot = self.add_plot("value estimate", 1)
         self.action_plot = self.add_plot("action", self.env.num_actions)
 
@@ -308,10 +402,13 @@ class Page:
         elif command == "New episode":
             self.begin_episodes()
             self.choose()
+        elif command == "Drop it":
+            drop(self.env, self.shown)
+            self.obs = self.env.observe()
         else:
             angle = 2.0 * math.pi * torch.rand((), generator=self.push_generator)
             sideways = torch.stack([angle.cos(), angle.sin(), torch.zeros(())])
-            direction = torch.tensor([0.0, 0.0, -1.0]) if command == "Down" else sideways
+            direction = torch.tensor([0.0, 0.0, -1.0]) if command == "Push down" else sideways
             push(self.env, self.shown, self.push_speed.value * direction)
             self.obs = self.env.observe()
 
@@ -330,14 +427,20 @@ class Page:
             self.finished = describe(*(info["episode"][key][first] for key in ("length", "return", "objective")))
 
     def take_up_checkpoint(self):
-        """Play the run's new checkpoint, if there is one."""
-        file_time = os.stat(self.file).st_mtime_ns
-        if file_time != self.file_time:
-            self.file_time = file_time
-            self.saved = harness.load_checkpoint(self.file, "run")
-            self.agent = make_agent(self.saved, self.script, self.env, "cpu")
-            copy_curriculum(self.env, self.saved)
-            self.playing = None
+        """Play the run's new checkpoint, if there is one. One that is gone or damaged is named in a line."""
+        file_time = os.stat(self.file).st_mtime_ns if os.path.isfile(self.file) else None
+        if file_time == self.file_time:
+            return
+        self.file_time = file_time
+        try:
+            saved = read_checkpoint(self.file)
+        except ValueError as error:
+            print(f"{self.file}: {error}; the page goes on with step {self.saved['global_step']:,}", flush=True)
+            return
+        self.saved = saved
+        self.agent = make_agent(saved, self.script, self.env, "cpu")
+        copy_curriculum(self.env, saved)
+        self.playing = None
 
     def write(self):
         """Bring text and plots up to date."""
@@ -406,12 +509,7 @@ def main(argv=None):
     if args.num_envs < 1:
         harness.refuse("--num-envs", args.num_envs, "must be at least 1")
     page = Page(args)
-    port = page.server.get_port()
-    print(f"http://localhost:{port} plays {args.run}; Ctrl-C ends it")
-    if args.host in ("localhost", "127.0.0.1", "::1"):
-        print(f"from another machine: ssh -L {port}:localhost:{port} THIS_MACHINE, then the same address there")
-    else:
-        print(f"everybody who can reach {args.host}:{port} can watch and use the controls", flush=True)
+    announce(args.run, args.host, page.address, page.server.get_port())
     try:
         page.run()
     except KeyboardInterrupt:

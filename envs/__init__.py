@@ -82,7 +82,14 @@ def find_class(env_id):
     module = import_module(module_name)
     if not inspect.isclass(getattr(module, class_name, None)):
         raise ValueError(f"{module_name} has no class {class_name}; must be package.module:Class")
-    return getattr(module, class_name)
+    task = getattr(module, class_name)
+    names = [f"{base.__module__}.{base.__name__}" for base in task.__mro__]
+    if "gymnasium.core.Env" in names and not issubclass(task, VectorEnv):
+        raise ValueError(
+            f"{class_name} is a Gymnasium class: register it in {module_name} with gymnasium.register(id=ID, ...), then"
+            f" use gymnasium:{module_name}:ID"
+        )
+    return task
 
 
 def find_engine(engine, env_id, device="cpu"):

@@ -62,16 +62,27 @@ def load_network(agent, path):
 
 def load_checkpoint(path, flag="--resume"):
     """The checkpoint of a run's folder, or the one in a file. `flag` is refused where there is none."""
+    try:
+        return read_checkpoint(path)
+    except ValueError as error:
+        refuse(flag, path, error)
+
+
+def read_checkpoint(path):
+    """The checkpoint of a run's folder, or the one in a file. Raises ValueError (one line) where there is none."""
     file = os.path.join(path, "checkpoint.pt") if os.path.isdir(path) else path
     if not os.path.isfile(file):
-        first = (
-            "a run writes its first after --checkpoint-interval minutes, or when Ctrl-C stops it; else start it anew"
+        if file == path:
+            raise ValueError("no such file or folder")
+        raise ValueError(
+            "no checkpoint.pt in this folder yet: a run writes its first after --checkpoint-interval minutes, or when"
+            " Ctrl-C stops it"
         )
-        refuse(flag, path, "no such file or folder" if file == path else f"no checkpoint.pt in this folder: {first}")
     try:
         checkpoint = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # damage shows as one of a dozen kinds
-        refuse(flag, path, f"cannot be read ({error!r:.200}); the one before is checkpoint_previous.pt")
+        reason = f"{error!r:.200}".replace("\n", " ")
+        raise ValueError(f"cannot be read ({reason}); the one before is checkpoint_previous.pt") from error
     if "learner" not in checkpoint:
-        refuse(flag, path, "was written by version 0.1.0, whose checkpoints have another form")
+        raise ValueError("was written by version 0.1.0, whose checkpoints have another form")
     return checkpoint

@@ -135,6 +135,8 @@ def describe(numbers, generations_by_gap=True):
         text += f" | generation {numbers['evolution/generation']:.0f}"
         gap = numbers["evolution/fitness_gap"]
         threshold = numbers["evolution/threshold"]
-        if generations_by_gap and gap <= threshold:  # not where it is NaN: the new agents have not been judged
-            text += f", gap {gap:.2g}/{threshold:.2g}"
+        if math.isnan(gap):
+            text += ", followers not judged yet"
+        elif generations_by_gap and gap <= threshold:
+            text += f", gap {gap:.2g} of {threshold:.2g} needed"
     return text

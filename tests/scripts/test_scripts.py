@@ -87,17 +87,20 @@ def test_epos_line_says_what_a_generation_waits_for(capsys):
 
 @pytest.fixture
 def epos_line(tmp_path, capsys):
-    """What EPO's terminal shows after an iteration that took an hour."""
-    log = Log(str(tmp_path), parse(epo, "--no-cuda --env-id Moat --num-agents 64 --total-timesteps 100_000_000"), 0)
-    log.clock = [(time.monotonic() - 3600, 0)]
+    """epos_line(gap): what EPO's terminal shows after an iteration that took an hour."""
     agents = {"charts/leader_objective": 1234.56, "charts/leader_age": 12, "population/objective_median": 1234.56}
-    generation = {"evolution/generation": 123, "evolution/fitness_gap": 0.123, "evolution/threshold": 12.3}
-    capsys.readouterr()
-    log.write(
-        45_678_912, {"charts/reward_per_step": -12.3456, "charts/learning_rate": 3e-4, **agents, **generation}, {}
-    )
-    log.close()
-    return capsys.readouterr().out.rstrip()
+
+    def write(gap):
+        log = Log(str(tmp_path), parse(epo, "--no-cuda --env-id Moat --num-agents 64 --total-timesteps 100_000_000"), 0)
+        log.clock = [(time.monotonic() - 3600, 0)]
+        generation = {"evolution/generation": 123, "evolution/fitness_gap": gap, "evolution/threshold": 12.3}
+        numbers = {"charts/reward_per_step": -12.3456, "charts/learning_rate": 3e-4, **agents, **generation}
+        capsys.readouterr()
+        log.write(45_678_912, {**numbers, "evolution/judged_share_min": 0.4}, {})
+        log.close()
+        return capsys.readouterr().out.rstrip()
+
+    return write
 
 
 @pytest.fixture
@@ -144,12 +147,18 @@ def test_one_line_says_why_no_generation_comes(log_of_epo):
     assert "40%" in line
 
 
-def test_a_line_has_at_most_120_columns(epos_line):
-    assert len(epos_line) <= 120
+@pytest.mark.parametrize("gap", [0.123, math.nan])
+def test_a_line_has_at_most_120_columns(epos_line, gap):
+    assert len(epos_line(gap)) <= 120
+
+
+def test_epos_line_says_that_the_followers_are_not_judged_yet(epos_line):
+    assert "nan" not in epos_line(math.nan)
+    assert "judged" in epos_line(math.nan)
 
 
 def test_the_speed_is_known_where_iterations_take_long(epos_line):
-    assert re.search(r"\b12,68\d/s", epos_line)
+    assert re.search(r"\b12,68\d/s", epos_line(0.123))
 
 
 def documented(script):
@@ -325,6 +334,7 @@ RATIO = "--num-agents 4 --aggregation leader-follower --off-policy-ratio"
     (ppo, "--env-id Moot", "--env-id Moot", "Moat"),
     (ppo, "--env-id nowhere:Task", "--env-id nowhere:Task", "nowhere"),
     (ppo, "--env-id envs.tasks.moat:Goat", "--env-id envs.tasks.moat:Goat", "package.module:Class"),
+    (ppo, "--env-id gymnasium.core:Env", "--env-id gymnasium.core:Env", "gymnasium:gymnasium.core:ID"),
     (ppo, "--env-id Cartpole --engine isaacgym", "--engine isaacgym", "3.8"),
     (ppo, "--env-id Cartpole --engine physx", "--engine physx", "auto, mujoco"),
     (ppo, "--env-id Moat --engine mujoco", "--engine mujoco", "auto"),

@@ -2,8 +2,10 @@
 
 import contextlib
 import math
+import os
 import pathlib
 import shutil
+import socket
 import threading
 import time
 
@@ -90,7 +92,7 @@ def test_the_camera_is_the_tasks_own():
     scene.server.stop()
 
 
-# ---------------------------------------------------------------- pushes
+# ---------------------------------------------------------------- pushes and drops
 
 
 def test_a_push_moves_the_object_and_nothing_else():
@@ -110,6 +112,66 @@ def test_a_push_moves_a_cart_along_its_rail():
     qvel = env.engine.qvel.clone()
     view.push(env, [1], torch.tensor([0.3, -0.4, 0.5]))
     torch.testing.assert_close(env.engine.qvel - qvel, torch.tensor([[0.0, 0.0], [0.3, 0.0]]))
+
+
+def test_a_push_of_nothing_leaves_the_observation_alone():
+    """Also what the sensors in the Ant's feet read."""
+    env = envs.make("Ant", 2)
+    obs = env.reset()
+    for _ in range(60):  # it lands
+        obs, *_ = env.step(torch.zeros(2, env.num_actions))
+    assert env.engine.sensors.abs().max() > 0.1
+    view.push(env, [0, 1], torch.zeros(3))
+    torch.testing.assert_close(env.observe(), obs)
+
+
+@pytest.mark.parametrize("task, hand", [
+    ("AllegroKukaRegrasping", "iiwa7_link_7"), ("AllegroHand", "allegro_mount"), ("ShadowHand", "palm"),
+    ("FrankaCubeStack", "panda_leftfinger_tip"),
+])  # fmt: skip
+def test_what_is_dropped_falls_freely(task, hand):
+    env = envs.make(task, 3)
+    env.reset()
+    model = env.engine.models[0]
+    data = mujoco.MjData(model)
+    joint = view.find_pushed_joint(model)
+    start = model.jnt_qposadr[joint]
+    fall = model.jnt_dofadr[joint] + 2  # the vertical velocity
+    data.qpos[:] = env.engine.qpos[0].numpy()
+    mujoco.mj_kinematics(model, data)
+    qpos = env.engine.qpos.clone()
+    qpos[:, start : start + 3] = torch.from_numpy(data.body(hand).xpos) + torch.tensor([0.0, 0.0, 0.02])
+    env.engine.set_state(torch.ones(3, dtype=torch.bool), qpos, env.engine.qvel)
+    view.drop(env, [0, 2])
+    torch.testing.assert_close(env.engine.qpos[1], qpos[1])
+    env.step(torch.zeros(3, env.num_actions))
+    free_fall = torch.full((2,), -9.81 * env.engine.substeps * model.opt.timestep)
+    torch.testing.assert_close(env.engine.qvel[[0, 2], fall], free_fall, rtol=1e-4, atol=0.0)
+
+
+def test_only_an_object_can_be_dropped():
+    dropped = {task: view.holds_an_object(envs.make(task, 1).engine.models[0]) for task in ("Ant", "Cartpole")}
+    assert not any(dropped.values())
+
+
+# ---------------------------------------------------------------- the address
+
+
+def test_a_port_that_is_taken_is_not_used():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        address, found = view.find_address("localhost", port)
+    assert address == "127.0.0.1"
+    assert found > port
+
+
+@pytest.mark.parametrize("host, address, url", [
+    ("localhost", "127.0.0.1", "http://localhost:8123"), ("0.0.0.0", "0.0.0.0", f"http://{socket.gethostname()}:8123"),
+    ("192.0.2.2", "192.0.2.2", "http://192.0.2.2:8123"), ("2001:db8::1", "2001:db8::1", "http://[2001:db8::1]:8123"),
+])  # fmt: skip
+def test_the_printed_address_is_the_pages(host, address, url, capsys):
+    view.announce("RUN", host, address, 8123)
+    assert capsys.readouterr().out.split()[0] == url
 
 
 # ---------------------------------------------------------------- the page
@@ -162,7 +224,7 @@ def test_a_push_goes_to_the_worlds_that_are_shown(page):
     page.push_speed.value = 2.0
     page.update()
     qvel = page.env.engine.qvel.clone()
-    page.commands.put("Sideways")
+    page.commands.put("Push sideways")
     page.update()
     gained = page.env.engine.qvel - qvel
     assert gained[1, :2].norm().item() == pytest.approx(2.0)
@@ -183,9 +245,31 @@ def test_a_new_checkpoint_is_taken_up(page):
     assert "12,345 steps" in page.text.content
 
 
+def test_a_checkpoint_that_is_lost_or_damaged_stops_nothing(page, capsys):
+    page.update()
+    capsys.readouterr()
+    os.remove(page.file)
+    for _ in range(2):
+        page.last.clear()
+        page.update()
+    assert len(capsys.readouterr().out.splitlines()) == 1
+    pathlib.Path(page.file).write_bytes(b"damaged")
+    page.last.clear()
+    page.update()
+    assert len(capsys.readouterr().out.splitlines()) == 1
+    assert page.env.episode_length.tolist() == [4, 4, 4]
+
+
+def test_a_run_without_a_checkpoint(tmp_path, capsys):
+    assert refused(view, str(tmp_path), capsys).startswith(f"run {tmp_path}: ")
+
+
 @pytest.mark.parametrize("flags, start", [
     (f"{ROOT}/policies/Moat", "run "), ("nowhere", "run nowhere: "),
     (f"{ROOT}/policies/Ant --num-envs 0", "--num-envs 0: "),
+    (f"{ROOT}/policies/Ant --port 70000", "--port 70000: "),
+    (f"{ROOT}/policies/Ant --host nohost.invalid", "--host nohost.invalid: "),
+    (f"{ROOT}/policies/Ant --host 192.0.2.2", "--host 192.0.2.2: "),  # of nobody's machine (RFC 5737)
 ])  # fmt: skip
 def test_bad_input(flags, start, capsys):
     assert refused(view, flags, capsys).startswith(start)
