@@ -294,7 +294,8 @@ def main(argv=None):
         env = make_env(saved, len(ids), args.seed, args.engine, device)
         if not can_render(env):
             harness.refuse("--video", args.video, f"{saved['args']['env_id']} has no method render, see envs/base.py")
-        print(f"{args.video}: films agent {', '.join(map(str, ids.tolist()))} with mean actions", flush=True)
+        hint = "; the leader, --best finds the best agent" if players[-1][0] == "leader" else ""
+        print(f"{args.video}: films agent {', '.join(map(str, ids.tolist()))} with mean actions{hint}", flush=True)
         player = Player(make_agent(saved, script, env, device), ids, deterministic=True)
         write_video(args.video, *record_video(env, player))
 

@@ -132,7 +132,9 @@ def main(argv=None):
     if args.output.endswith(".onnx"):
         k = args.agent
         if k is None:
-            _, k = default_player(saved, script, SEED, "auto", "cpu")
+            name, k = default_player(saved, script, SEED, "auto", "cpu")
+            if name == "leader":
+                print(f"agent {k} is the leader; evaluate.py --best finds the best agent")
         export_onnx(args.output, saved, make_agent(saved, script, env, "cpu"), k, env)
     elif os.path.exists(os.path.join(args.output, "checkpoint.pt")):  # an evaluation of that run would play the policy
         harness.refuse("output", args.output, "must not be the folder of a run")
