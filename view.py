@@ -43,7 +43,7 @@ SIDE_BY_SIDE = "all, side by side"
 BEST = "best in training"  # by the objective of its latest episodes there; evaluate.py --best looks for the best
 SKY = ((0.62, 0.75, 0.90), (0.97, 0.98, 0.99))  # top and bottom
 ZONE_OPACITY = 0.2
-DROP_DISTANCE = 0.2  # m, how far beside its place an object is dropped; hands are smaller
+DROP_DISTANCE = 0.2  # m, how far beside its place an object is dropped; in-hand tasks end the episode at 0.24
 DROP_DIRECTIONS = 16
 LAST_PORT = 65535
 
