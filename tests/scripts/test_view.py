@@ -271,7 +271,7 @@ def test_a_run_without_a_checkpoint(tmp_path, capsys):
     (f"{ROOT}/policies/Ant --num-envs 0", "--num-envs 0: "),
     (f"{ROOT}/policies/Ant --port 70000", "--port 70000: "),
     (f"{ROOT}/policies/Ant --host nohost.invalid", "--host nohost.invalid: "),
-    (f"{ROOT}/policies/Ant --host 192.0.2.2", "--host 192.0.2.2: "),  # of nobody's machine (RFC 5737)
+    (f"{ROOT}/policies/Ant --host 203.0.113.77", "--host 203.0.113.77: "),  # of nobody's machine (RFC 5737)
 ])  # fmt: skip
 def test_bad_input(flags, start, capsys):
     assert refused(view, flags, capsys).startswith(start)
