@@ -132,11 +132,11 @@ def describe(numbers, generations_by_gap=True):
         text += f"leader {objective:.4g}, "
     text += f"median {numbers['population/objective_median']:.4g}"
     if "evolution/generation" in numbers:
-        text += f" | generation {numbers['evolution/generation']:.0f}"
+        text += f" | gen {numbers['evolution/generation']:.0f}"
         gap = numbers["evolution/fitness_gap"]
         threshold = numbers["evolution/threshold"]
         if math.isnan(gap):
-            text += ", followers not judged yet"
+            text += ", followers unjudged"
         elif generations_by_gap and gap <= threshold:
-            text += f", gap {gap:.2g} of {threshold:.2g} needed"
+            text += f", gap {gap:.2g} of {threshold:.2g}"
     return text

@@ -80,7 +80,7 @@ def test_epos_line_says_what_a_generation_waits_for(capsys):
     epo.main(f"{TINY} --num-agents 4 --ga-threshold 1e6 --ga-warmup 0 --total-timesteps 1728".split())
     line = lines_of(capsys.readouterr().out)[-1]
     gap, threshold = (scalars(the_run(), f"evolution/{key}")[-1].value for key in ("fitness_gap", "threshold"))
-    assert "generation 0" in line
+    assert "gen 0" in line
     assert f"{gap:.2g}" in line
     assert f"{threshold:.2g}" in line
 
