@@ -210,8 +210,10 @@ def check_common_args(args):
             refuse(flag(name), value, "must be at least 0")
     if args.seed >= 2**32:
         refuse("--seed", args.seed, "must be below 2^32")
-    if not args.hidden_sizes or min(args.hidden_sizes) < 1:
-        refuse("--hidden-sizes", " ".join(map(str, args.hidden_sizes)), "must be one or more widths, each at least 1")
+    sizes = {"--hidden-sizes": args.hidden_sizes, "--discriminator-sizes": getattr(args, "discriminator_sizes", (1,))}
+    for name, widths in sizes.items():
+        if not widths or min(widths) < 1:
+            refuse(name, " ".join(map(str, widths)), "must be one or more widths, each at least 1")
     blocks = distributed.WORLD_SIZE * getattr(args, "num_agents", 1)
     if args.num_envs % blocks:
         refuse("--num-envs", args.num_envs, f"must be a multiple of {blocks}, agents times processes")

@@ -28,8 +28,8 @@ from envs.base import VectorEnv
 from envs.engines import make_engine
 from harness import hyperparameters
 from harness.log import Log
-from tests.conftest import TINY, documents, every_script, parse, scalars, the_run, tuned, written
-from tests.scripts.conftest import ROOT, start, train
+from tests.conftest import TINY, Drift, documents, every_script, parse, scalars, the_run, tuned, written
+from tests.scripts.conftest import ROOT, checkpoint, start, train
 
 SCRIPTS = {"ppo": ppo, "sapg": sapg, "cpo": cpo, "epo": epo, "pbt": pbt}
 POPULATION = {ppo: "", **dict.fromkeys((sapg, cpo, epo, pbt), "--num-agents 4")}
@@ -253,6 +253,27 @@ def test_a_default_that_is_rounded_down_says_why(capsys):
     assert ["3,050", "3,072", "50"] in numbers
 
 
+class UnknownEnd(Drift):
+    """The observation that ends a terminated episode is NaN; no value of it is ever needed."""
+
+    ends = 0
+
+    def step(self, action):
+        obs, reward, terminated, truncated, info = super().step(action)
+        UnknownEnd.ends += int(terminated.sum())
+        final_obs = torch.where(terminated[:, None], float("nan"), info["final_obs"])
+        return obs, reward, terminated, truncated, {**info, "final_obs": final_obs}
+
+
+@pytest.mark.parametrize("script", POPULATION, ids=lambda script: script.__name__)
+def test_the_observation_at_a_termination_may_be_nan(script):
+    UnknownEnd.ends = 0
+    script.main(f"{TINY} {POPULATION[script]} --env-id {__name__}:UnknownEnd".split())
+    assert UnknownEnd.ends > 10
+    agent = checkpoint(the_run())["learner"]["agent"]
+    assert all(value.isfinite().all() for value in agent.values())
+
+
 @every_script
 @pytest.mark.parametrize("env_id", hyperparameters.CPU)
 def test_without_a_gpu_the_output_says_how_to_get_the_tuned_settings_back(script, env_id, capsys):
@@ -344,6 +365,7 @@ RATIO = "--num-agents 4 --aggregation leader-follower --off-policy-ratio"
     (ppo, f"{MOAT_64} --seed {2**32}", f"--seed {2**32}", "below 2^32"),
     (ppo, f"{MOAT_64} --hidden-sizes", "--hidden-sizes ", "at least 1"),
     (ppo, f"{MOAT_64} --hidden-sizes 64 0", "--hidden-sizes 64 0", "at least 1"),
+    (cpo, f"{MOAT_64} --discriminator-sizes 0", "--discriminator-sizes 0", "at least 1"),
     (ppo, f"{MOAT_64} --lstm --lstm-size 0", "--lstm-size 0", "above 0"),
     (sapg, f"{MOAT_64} --num-agents 5", "--num-envs 64", "multiple of 5"),
     (sapg, f"{MOAT_64} --num-agents 0", "--num-agents 0", "above 0"),
