@@ -19,7 +19,7 @@ import evaluate
 import export
 import view
 from envs.adapters import isaacgym
-from harness import hyperparameters
+from harness import checkpoints, hyperparameters
 from tests.conftest import documents
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -192,6 +192,12 @@ def test_requirements_are_pinned_and_used_and_enough():
     python = r"(; python_version (<|>=) \"3\.\d+\")?"
     for line in lines:
         assert re.fullmatch(rf"[\w-]+==[\w.]+{python}", line), line
+
+
+def test_checkpoints_name_the_version_of_the_project():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert checkpoints.VERSION == project["version"]
+    assert f"## {checkpoints.VERSION}" in (ROOT / "CHANGELOG.md").read_text()
 
 
 def test_the_extras_are_the_requirements_files():
