@@ -11,7 +11,7 @@ from typing import NamedTuple, Tuple
 import mujoco
 import numpy as np
 
-from envs.models.parts import add_position_drive
+from envs.models.parts import add_position_drive, make_walking_spec
 from envs.models.visuals import BLACK, GREY, HIDDEN, ORANGE, SILVER, WHITE, add_camera, add_surroundings, draw
 
 LEGS = ("FR", "FL", "RR", "RL")
@@ -32,8 +32,6 @@ ARMATURE = 0.005  # kg m^2; ours
 CONTROL_PERIOD = 0.02  # s, one control step
 SUBSTEPS = 4
 TIMESTEP = CONTROL_PERIOD / SUBSTEPS
-CONTACT_IMPEDANCE = (0.99, 0.99, 0.001, 0.5, 2.0)  # MuJoCo's solimp
-CONTACT_RESPONSE = (0.01, 1.0)  # MuJoCo's solref: time constant (s), damping ratio
 CONTACT_NET_FORCE = (2, 3, 1)  # of MuJoCo's contact sensor: force only, summed over all contacts, one slot
 
 # Slices of the model's sensors. Contact forces, N, are those of the robot on the ground, in world axes.
@@ -78,17 +76,7 @@ def build(dynamics=NOMINAL):
     contains the base's linear velocity in world axes, its angular velocity in its own axes, and 12 joints. Sensors
     (63): see the slices above. The robot does not collide with itself. What it shall collide with needs a contype of 1.
     """
-    spec = mujoco.MjSpec()
-    spec.compiler.degree = False
-    spec.option.timestep = TIMESTEP
-    # as for ANYmal, see envs/models/anymal.py
-    spec.option.integrator = mujoco.mjtIntegrator.mjINT_EULER
-    spec.option.cone = mujoco.mjtCone.mjCONE_ELLIPTIC
-    spec.option.impratio = 10.0
-    spec.option.iterations = 20
-    spec.default.geom.solimp = CONTACT_IMPEDANCE
-    spec.default.geom.solref = CONTACT_RESPONSE
-
+    spec = make_walking_spec(TIMESTEP)
     mass, com, inertia = BASE
     shifted = np.add(com, dynamics.com_shift)
     base = _add_body(spec.worldbody, BASE_BODY, (0, 0, START_HEIGHT), mass + dynamics.added_mass, shifted, inertia)

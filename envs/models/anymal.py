@@ -8,7 +8,7 @@ hip abduction HAA, hip flexion HFE and knee flexion KFE.
 import mujoco
 import numpy as np
 
-from envs.models.parts import add_position_drive
+from envs.models.parts import add_position_drive, make_walking_spec
 from envs.models.visuals import BLACK, GREY, HIDDEN, RED, SILVER, add_camera, add_surroundings, draw
 
 LEGS = ("LF", "LH", "RF", "RH")
@@ -23,10 +23,8 @@ DAMPING = 2.0  # N m s / rad
 EFFORT = 80.0  # N m
 
 CONTROL_PERIOD = 0.02  # s, one control step
-SUBSTEPS = 4
+SUBSTEPS = 4  # with three, flailing legs penetrate the ground 1.5 times as deep
 TIMESTEP = CONTROL_PERIOD / SUBSTEPS
-CONTACT_IMPEDANCE = (0.99, 0.99, 0.001, 0.5, 2.0)  # MuJoCo's solimp
-CONTACT_RESPONSE = (0.01, 1.0)  # MuJoCo's solref: time constant (s), damping ratio
 CONTACT_NET_FORCE = (2, 3, 1)  # of MuJoCo's contact sensor: force only, summed over all contacts, one slot
 COS, SIN = 0.25881905, 0.96592583  # of 75 degrees
 
@@ -79,21 +77,7 @@ def build():
     (27): the torques of the drives (12), N m, then the net contact forces (3), N, world axes, on the base and on each
     thigh.
     """
-    spec = mujoco.MjSpec()
-    spec.compiler.degree = False
-    spec.option.timestep = TIMESTEP
-    # We compared settings with a simulation in steps of 0.5 ms. An implicit integrator damps the joints of the light
-    # shanks, which the contact solver does not expect, so that standing feet hop. With three substeps, flailing legs
-    # penetrate the ground 1.5 times as deep.
-    spec.option.integrator = mujoco.mjtIntegrator.mjINT_EULER
-    # With MuJoCo's defaults, the feet of splayed legs creep by 100 mm during 4 s of standing, with these settings by
-    # 0.5 mm. The solver is Newton. 20 iterations of PGS take 2/3 of the time, but at impacts the speed of a shank is
-    # off by up to 10 rad/s.
-    spec.option.cone = mujoco.mjtCone.mjCONE_ELLIPTIC
-    spec.option.impratio = 10.0
-    spec.default.geom.solimp = CONTACT_IMPEDANCE
-    spec.default.geom.solref = CONTACT_RESPONSE
-    spec.option.iterations = 20
+    spec = make_walking_spec(TIMESTEP)
     spec.worldbody.add_geom(
         name="ground", type=mujoco.mjtGeom.mjGEOM_PLANE, size=(0, 0, 1), material="ground", contype=1, conaffinity=0
     )

@@ -1,6 +1,28 @@
-"""Building blocks of several models: bodies with primitive shapes, and position drives."""
+"""Building blocks of several models: the physics of robots that walk, bodies with primitive shapes, position drives."""
 
 import mujoco
+
+
+def make_walking_spec(timestep):
+    """An empty mujoco.MjSpec with the solver and the contacts of robots that walk. timestep: of a substep, s.
+
+    The settings were compared on ANYmal with a simulation in steps of 0.5 ms.
+    """
+    spec = mujoco.MjSpec()
+    spec.compiler.degree = False
+    spec.option.timestep = timestep
+    # An implicit integrator damps the joints of light shanks, which the contact solver does not expect, so that
+    # standing feet hop.
+    spec.option.integrator = mujoco.mjtIntegrator.mjINT_EULER
+    # With MuJoCo's defaults, the feet of splayed legs creep by 100 mm during 4 s of standing, with these settings by
+    # 0.5 mm. The solver is Newton. 20 iterations of PGS take 2/3 of the time, but at impacts the speed of a shank is
+    # off by up to 10 rad/s.
+    spec.option.cone = mujoco.mjtCone.mjCONE_ELLIPTIC
+    spec.option.impratio = 10.0
+    spec.option.iterations = 20
+    spec.default.geom.solimp = (0.99, 0.99, 0.001, 0.5, 2.0)
+    spec.default.geom.solref = (0.01, 1.0)  # time constant (s), damping ratio
+    return spec
 
 
 def add_body(parent, name, pos, quat, mass, com, inertia, shapes, colour=(0.85, 0.5, 0.2, 1)):
