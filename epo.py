@@ -27,7 +27,7 @@ from torch.distributions import Normal, kl_divergence
 MAX_STD = 2.0  # of an action: the environment clamps actions, so that more and more noise would cost nothing
 MAX_LOG_RATIO = 20.0  # bound on log(pi_new / pi_old), against overflow; no useful ratio comes near it
 LEADER = 0  # SAPG 4.3: agent 0, which acts in the first n environments, also learns from the others' data
-MAX_WAIT = 5.0  # EPO: episodes per environment after which a generation does not wait for some that may never end
+MAX_WAIT = 20.0  # EPO: episodes per environment after which a generation does not wait for some that may never end
 
 
 @dataclass
@@ -414,14 +414,10 @@ class FitnessTracker(nn.Module):
         return harness.average((self.episodes > 0).float().mean(1))
 
     def fitness(self):
-        """Mean score (A,); NaN where fewer than 90 % of the agent's environments have one.
-
-        Half of them are enough once MAX_WAIT episodes per environment have finished.
-        """
+        """Mean score (A,); NaN where fewer than half of the agent's environments have one."""
         share = self.judged_share()
         score = harness.average((self.scores * (self.episodes > 0)).mean(1)) / share
-        least = torch.where(self.episodes_per_environment() >= MAX_WAIT, 0.5, 0.9)
-        return torch.where(share >= least, score, float("nan"))
+        return torch.where(share >= 0.5, score, float("nan"))
 
     def restart(self):
         """From here on only episodes that begin later count."""
@@ -429,15 +425,17 @@ class FitnessTracker(nn.Module):
         self.fresh.zero_()
 
 
-def fitness_spread(fitness, floor, episodes_since_generation):
+def fitness_spread(fitness, judged_share, floor, episodes_since_generation):
     """The followers' max - min, and its scale: |median|, but at least `floor`, since any gap exceeds a median of 0.
 
-    NaN while some follower's fitness is not known. Once MAX_WAIT episodes per environment have finished, three
-    followers are enough: two parents and one to replace.
+    NaN until the fitness of all followers is known and 90 % of their environments are judged: the first episodes to
+    finish are short, which would favour agents of which few are judged. Once MAX_WAIT episodes per environment have
+    finished, the fitness of three followers is enough: two parents and one to replace.
     """
     followers = fitness[LEADER + 1 :]
-    may_lack = (episodes_since_generation >= MAX_WAIT) * (len(followers) - 3)
-    is_known = followers.isfinite().sum() >= len(followers) - may_lack
+    all_known = followers.isfinite().all() & (judged_share[LEADER + 1 :].mean() >= 0.9)
+    enough_known = (followers.isfinite().sum() >= 3) & (episodes_since_generation >= MAX_WAIT)
+    is_known = all_known | enough_known
     gap = followers.nan_to_num(-math.inf).max() - followers.nan_to_num(math.inf).min()
     scale = followers.nanquantile(0.5).abs().clamp(min=floor)
     return torch.where(is_known, gap, float("nan")), torch.where(is_known, scale, float("nan"))
@@ -580,11 +578,12 @@ def main(argv=None):
     for iteration in range(run.iteration + 1, args.num_iterations + 1):
         # ---------------------------------------------------------------- EPO: evolution
         fitness = tracker.fitness()  # (A,)
+        judged_share = tracker.judged_share()  # (A,)
         episodes_since_generation = tracker.episodes_per_environment()
-        gap, scale = fitness_spread(fitness, getattr(env, "fitness_floor", 1.0), episodes_since_generation)
+        fitness_floor = getattr(env, "fitness_floor", 1.0)
+        gap, scale = fitness_spread(fitness, judged_share, fitness_floor, episodes_since_generation)
         if not gap.isnan():
             lineage_stats.complete(fitness)
-        judged_share = tracker.judged_share()[LEADER + 1 :].min()
         lineage = []
         evolution = {}
         if generation_is_due(gap, scale, episodes_since_generation, lineage_stats.generation, args):
@@ -713,7 +712,8 @@ def main(argv=None):
             "evolution/replaced": len(lineage),
             "evolution/fitness_gap": gap,
             "evolution/threshold": args.ga_threshold * scale,
-            "evolution/judged_share_min": judged_share,
+            "evolution/judged_share": judged_share[LEADER + 1 :].mean(),
+            "evolution/judged_share_min": judged_share[LEADER + 1 :].min(),
         }
         run.checkpoint(iteration, global_step)
         run.log(iteration, global_step, logs)

@@ -13,8 +13,7 @@ import math
 import random
 import time
 from collections import defaultdict
-from dataclasses import dataclass, field
-from types import SimpleNamespace
+from dataclasses import dataclass, field, replace
 from typing import Optional, Tuple
 
 import harness  # before torch: Isaac Gym must be imported first
@@ -27,7 +26,7 @@ from torch.distributions import Normal, kl_divergence
 
 MAX_STD = 2.0  # of an action: the environment clamps actions, so that more and more noise would cost nothing
 MAX_LOG_RATIO = 20.0  # bound on log(pi_new / pi_old), against overflow; no useful ratio comes near it
-MAX_WAIT = 5.0  # PBT: times an episode's mean length, after which copies do not wait for some that may never end
+MAX_WAIT = 20.0  # PBT: times an episode's mean length, after which copies do not wait for some that may never end
 MUTATED = ("lr", "kl_threshold", "ent_coef", "gamma", "gae_lambda", "clip_coef")  # PBT: an agent's hyperparameters
 
 
@@ -396,11 +395,10 @@ def main(argv=None):
     A = args.num_agents  # PBT
     agent = Agent(env.num_obs, env.num_actions, args).to(device)
     # PBT: an agent's group of the optimizer has its hyperparameters: agent 0's are the flags, the others' mutations
-    flags = dict(lr=args.learning_rate, kl_threshold=args.kl_threshold, ent_coef=args.ent_coef, gamma=args.gamma)
-    flags.update(gae_lambda=args.gae_lambda, clip_coef=args.clip_coef)
+    flags = (args.learning_rate, args.kl_threshold, args.ent_coef, args.gamma, args.gae_lambda, args.clip_coef)
     rates = [0.0] + [args.mutation_rate] * (A - 1)
-    initial = harness.from_rank_0([{name: mutate(name, flags[name], rate) for name in MUTATED} for rate in rates])
-    groups = [{"params": network.parameters(), **own} for network, own in zip(agent, initial)]
+    initial = [{name: mutate(name, flag, rate) for name, flag in zip(MUTATED, flags)} for rate in rates]
+    groups = [{"params": network.parameters(), **own} for network, own in zip(agent, harness.from_rank_0(initial))]
     optimizer = torch.optim.Adam(groups, fused=True)
     agent_ids = torch.arange(A, device=device).repeat_interleave(N // A)[None]  # (1, N)
 
@@ -434,13 +432,14 @@ def main(argv=None):
     global_step = run.global_step
     for iteration in range(run.iteration + 1, args.num_iterations + 1):
         # ---------------------------------------------------------------- PBT: exploit and explore
+        judged_share = harness.average((~objectives.isnan()).float().view(A, -1).mean(1))  # of environments (A,)
+        fitness = harness.average(objectives.nan_to_num().view(A, -1).mean(1)) / judged_share
+        fitness[judged_share < 0.5] = math.nan
+        all_known = fitness.isfinite().all() and judged_share.mean() >= 0.9
         overdue = global_step - last_copy.item() >= MAX_WAIT * args.num_envs * episodes.means[1].nanmean()
-        judged = harness.average((~objectives.isnan()).float().view(A, -1).mean(1))  # share of environments (A,)
-        fitness = harness.average(objectives.nan_to_num().view(A, -1).mean(1)) / judged
-        fitness[judged < (0.5 if overdue else 0.9)] = math.nan
-        enough = fitness.isfinite().sum() >= (min(A, 2) if overdue else A)
+        enough_known = overdue and fitness.isfinite().sum() >= min(A, 2)
         pairs = []
-        if enough and global_step >= max(args.pbt_start, last_copy.item() + args.pbt_interval):
+        if (all_known or enough_known) and global_step >= max(args.pbt_start, last_copy.item() + args.pbt_interval):
             pairs = exploit_and_explore(agent, optimizer, fitness, args.mutation_rate)
             objectives.fill_(math.nan)
             last_copy.fill_(global_step)
@@ -515,7 +514,7 @@ def main(argv=None):
         for epoch, k in itertools.product(range(args.update_epochs), range(A)):  # PBT: one agent at a time
             network = agent[k]
             own = optimizer.param_groups[k]
-            own_args = SimpleNamespace(**{**vars(args), "clip_coef": own["clip_coef"], "ent_coef": own["ent_coef"]})
+            own_args = replace(args, clip_coef=own["clip_coef"], ent_coef=own["ent_coef"])
             own_kls = []
             order = torch.randperm(batches[k]["obs"].shape[1], device=device)
             for columns in order.tensor_split(args.num_minibatches):
@@ -557,7 +556,7 @@ def main(argv=None):
             **harness.population_scalars(agent, episodes),  # PBT
             **{f"pbt/{name}_min": min(group[name] for group in groups) for name in MUTATED},
             **{f"pbt/{name}_max": max(group[name] for group in groups) for name in MUTATED},
-            "pbt/judged_share_min": judged.min(),
+            "pbt/judged_share_min": judged_share.min(),
             "perf/rollout_s": update_start - rollout_start,
             "perf/update_s": time.perf_counter() - update_start,
         }

@@ -4,6 +4,7 @@ import math
 import os
 import sys
 import time
+from collections import defaultdict
 from datetime import timedelta
 
 import envs  # noqa: F401, before torch: Isaac Gym must be imported first
@@ -14,8 +15,10 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 from torch.utils.tensorboard import SummaryWriter
 
 MIN_LEARNING_RATE = 1e-6  # the lower bound of adapt_learning_rate, which each script defines; a test compares them
-LOW_RATE_ITERATIONS = 100  # at the minimum, after which a line says so
-NO_GENERATION_ITERATIONS = 500  # without a generation of EPO, after which a line says so
+# Iterations in a row after which a line says that
+LOW_RATE_ITERATIONS = 100  # the learning rate is at its minimum
+NO_GENERATION_ITERATIONS = 500  # EPO has no generation
+NO_COPIES_ITERATIONS = 500  # PBT cannot judge an agent
 SPEED_WINDOW = 60.0  # seconds over which charts/SPS is measured
 TIME_LEFT_WINDOW = 600.0  # seconds; longer, so that the time left is steady
 
@@ -43,9 +46,7 @@ class Log:
         rows = "\n".join(f"|{key}|{value}|" for key, value in vars(args).items())
         self.writer.add_text("hyperparameters", f"|flag|value|\n|-|-|\n{rows}", global_step)
         self.clock = [(time.monotonic(), global_step)]  # of the last ten minutes' iterations, or of the one before
-        self.low_rate_iterations = 0  # so many in a row had the minimal learning rate
-        self.generation = None
-        self.generation_iterations = 0  # so many had this generation
+        self.lasted = defaultdict(int)  # what a warning is about -> for how many iterations in a row
 
     def write(self, global_step, numbers, others):
         """Log numbers, name -> float, and others, name -> list (a histogram), image or text; print a line."""
@@ -68,9 +69,7 @@ class Log:
         total_steps = self.args.num_iterations * self.args.num_envs * self.args.num_steps
         left = timedelta(seconds=int((total_steps - global_step) / self.steps_per_second(TIME_LEFT_WINDOW)))
         print(f"{global_step:>10,} steps | {describe(numbers, by_gap)} | {speed:,.0f}/s | {left} left", flush=True)
-        self.warn_of_low_rate(numbers)
-        if "evolution/generation" in numbers:
-            self.warn_of_no_generation(numbers, by_gap)
+        self.warn_of_what_lasts(numbers, by_gap)
 
     def steps_per_second(self, seconds):
         """Environment steps per second over the last so many seconds, or over the last iteration if that is longer."""
@@ -79,33 +78,16 @@ class Log:
         first_time, first_step = recent[0] if recent else self.clock[-2]
         return (last_step - first_step) / max(last_time - first_time, 1e-9)
 
-    def warn_of_low_rate(self, numbers):
-        """Say once in a row of iterations that the adaptive learning rate (in PBT every agent's) is at its minimum."""
-        adaptive = getattr(self.args, "kl_threshold", 0.0) > 0.0
-        low = adaptive and numbers["charts/learning_rate"] < 1.01 * MIN_LEARNING_RATE
-        self.low_rate_iterations = self.low_rate_iterations + 1 if low else 0
-        if self.low_rate_iterations == LOW_RATE_ITERATIONS:
-            print(
-                f"the learning rate has been at its minimum for {LOW_RATE_ITERATIONS} iterations, since every update"
-                " changes the policy too much: try a higher --kl-threshold or fewer --update-epochs",
-                file=sys.stderr,
-            )
-
-    def warn_of_no_generation(self, numbers, by_gap):
-        """Say once in each generation of EPO that the next one has not come for long, and why."""
-        if self.generation != numbers["evolution/generation"]:
-            self.generation = numbers["evolution/generation"]
-            self.generation_iterations = 0
-        self.generation_iterations += 1
-        gap = numbers["evolution/fitness_gap"]
-        waits_for_time = math.isfinite(gap) and not by_gap
-        if self.generation_iterations != NO_GENERATION_ITERATIONS or waits_for_time:
-            return
-        if math.isfinite(gap):
-            reason = f"a fitness gap of {gap:.2g} where {numbers['evolution/threshold']:.2g} is needed (--ga-threshold)"
-        else:
-            reason = f"a follower with {numbers['evolution/judged_share_min']:.0%} of its environments judged"
-        print(f"no generation for {NO_GENERATION_ITERATIONS} iterations: {reason}", file=sys.stderr)
+    def warn_of_what_lasts(self, numbers, by_gap):
+        """Say once what has been wrong in so many iterations in a row."""
+        for name, iterations, warning in (
+            ("learning rate", LOW_RATE_ITERATIONS, low_rate(numbers, self.args)),
+            ("generation", NO_GENERATION_ITERATIONS, no_generation(numbers, by_gap)),
+            ("copies", NO_COPIES_ITERATIONS, no_copies(numbers)),
+        ):
+            self.lasted[name] = self.lasted[name] + 1 if warning else 0
+            if self.lasted[name] == iterations:
+                print(f"for {iterations} iterations, {warning}", file=sys.stderr)
 
     def write_film(self, path, global_step):
         """Show a .gif among TensorBoard's images."""
@@ -140,3 +122,41 @@ def describe(numbers, generations_by_gap=True):
         elif generations_by_gap and gap <= threshold:
             text += f", gap {gap:.2g} of {threshold:.2g}"
     return text
+
+
+def low_rate(numbers, args):
+    """What to say where the adaptive learning rate, in PBT every agent's, is at its minimum; else None."""
+    if getattr(args, "kl_threshold", 0.0) > 0.0 and numbers["charts/learning_rate"] < 1.01 * MIN_LEARNING_RATE:
+        return (
+            "the learning rate has been at its minimum, since every update changes the policy too much: try a higher"
+            " --kl-threshold or fewer --update-epochs"
+        )
+    return None
+
+
+def no_generation(numbers, by_gap):
+    """What to say where EPO lacks fitness or a fitness gap; None where a generation comes or waits for its time."""
+    if "evolution/generation" not in numbers:
+        return None
+    if math.isnan(numbers["evolution/fitness_gap"]):
+        return (
+            f"no generation, since {numbers['evolution/judged_share']:.0%} of the followers' environments and"
+            f" {numbers['evolution/judged_share_min']:.0%} of one follower's have finished an episode after the last"
+            " one (90% and 50% are needed)"
+        )
+    if by_gap and numbers["evolution/fitness_gap"] <= numbers["evolution/threshold"]:
+        return (
+            f"no generation, since the fitness gap is {numbers['evolution/fitness_gap']:.2g} where"
+            f" {numbers['evolution/threshold']:.2g} is needed (--ga-threshold)"
+        )
+    return None
+
+
+def no_copies(numbers):
+    """What to say where PBT cannot judge an agent; else None."""
+    if numbers.get("pbt/judged_share_min", 1.0) < 0.5:
+        return (
+            f"no copies, since {numbers['pbt/judged_share_min']:.0%} of one agent's environments have finished an"
+            " episode after the last ones (50% are needed)"
+        )
+    return None

@@ -599,7 +599,8 @@ def test_epo_eq_3_when_fitness_has_spread(followers, gamma):
     floor = 0.5
     difference, median = max(followers) - min(followers), statistics.median(followers)
     for master in (-1000, 1000):
-        gap, unit = epo.fitness_spread(fitness_of(master, *followers), floor, 1.0)
+        judged_share = torch.tensor([0.0] + len(followers) * [1.0])  # the master is not waited for
+        gap, unit = epo.fitness_spread(fitness_of(master, *followers), judged_share, floor, 1.0)
         assert gap.item() == difference
         assert unit.item() == (median if median > floor else max(abs(median), floor))
         if median > floor:
@@ -613,38 +614,47 @@ def test_epo_eq_3_has_the_tasks_own_floor(train, monkeypatch, floor, fires):
     assert bool(train(epo, f"{TINY_POPULATION} --total-timesteps 1296 --ga-threshold 0.2").generations) == fires
 
 
+@pytest.mark.parametrize("judged, known", [(8 / 9, False), (9 / 10, True)])
+def test_a_generation_waits_until_nine_tenths_of_the_followers_environments_are_judged(judged, known):
+    """Every follower's fitness is known, the leader's environments do not count. epo.py: fitness_spread."""
+    judged_share = torch.tensor([0.0, 1.0, judged, 2 * judged - 1])
+    gap, _ = epo.fitness_spread(fitness_of(0, 1, 2, 4), judged_share, 1.0, 1.0)
+    assert gap.isfinite() == known
+
+
 @pytest.mark.parametrize("fitness, episodes, generation, flags, due", [
     ((9, 2, 2.5, 3), 2.0, 0, dict(), True), ((9, 2, 2.5, 3), 1.99, 0, dict(), False),  # warm-up: ">="
     ((9, 2, 2.5, 3), 1.99, 1, dict(), True),  # which is over
     ((9, 2, 2, 3), 2.0, 0, dict(ga_threshold=0.5), False), ((9, 1.99, 2, 3), 2.0, 0, dict(ga_threshold=0.5), True),
     ((math.nan, 2, 2.5, 3), 2.0, 0, dict(), True),  # the master's fitness is not waited for
     ((9, 2, math.nan, 3), 2.0, 0, dict(ga_interval=1), False),
-    ((9, 2, 2.5, math.nan, 3), 5.0, 0, dict(), True), ((9, 2, 2.5, math.nan, 3), 4.99, 0, dict(), False),  # patience
-    ((9, 2, math.nan, 3), 9.0, 0, dict(), False),  # two parents and one to replace are needed
+    ((9, 2, 2.5, math.nan, 3), 20.0, 0, dict(), True), ((9, 2, 2.5, math.nan, 3), 19.9, 0, dict(), False),  # patience
+    ((9, 2, math.nan, 3), 29.0, 0, dict(), False),  # two parents and one to replace are needed
     ((9, 2, 2, 2), 4.0, 1, dict(ga_interval=4), True), ((9, 2, 2, 3), 3.99, 1, dict(ga_interval=4), False),
 ])  # fmt: skip
 def test_epo_eq_3_and_when_a_generation_is_due(fitness, episodes, generation, flags, due):
     """EPO Eq. 3: ">", not ">="; or fixed intervals, in which it has no say. epo.py: generation_is_due."""
     args = SimpleNamespace(**{"ga_warmup": 2, "ga_interval": 0, "ga_threshold": 0.3, **flags})
-    gap, median = epo.fitness_spread(fitness_of(*fitness), 0.01, episodes)
+    gap, median = epo.fitness_spread(fitness_of(*fitness), torch.ones(len(fitness)), 0.01, episodes)
     assert bool(epo.generation_is_due(gap, median, torch.tensor(episodes), generation, args)) == due
 
 
 def fitness_and_lineage(run):
-    """Iteration by iteration, before its rollout: fitness of each agent, NaN while not known, episodes per environment
-    since the last generation, and the new generation.
+    """Iteration by iteration, before its rollout: fitness of each agent, NaN while not known, share of the followers'
+    environments that have been judged, episodes per environment since the last generation, and the new generation.
 
     Fitness is the mean over the agent's environments, of their latest episode that began after the last generation;
-    known once nine in ten have one, or half after five episodes per environment.
+    known once half of them have one.
     """
     args, lineages = run.args, {generation.iteration: generation.lineage for generation in run.generations}
     n = args.num_envs // args.num_agents
     score, whole, episodes = [None] * args.num_envs, [True] * args.num_envs, 0.0  # whole: began after the generation
     for k in range(args.num_iterations):
         scores = [[x for x in score[i * n :][:n] if x is not None] for i in range(args.num_agents)]
+        fitness = [mean(own) if len(own) >= 0.5 * n else math.nan for own in scores]
+        judged = sum(len(own) for own in scores[1:]) / (args.num_envs - n)
         lineage = lineages.get(k, [])
-        least = 0.5 if episodes >= 5.0 else 0.9
-        yield [mean(own) if len(own) >= least * n else math.nan for own in scores], episodes, lineage
+        yield fitness, judged, episodes, lineage
         if lineage:
             last = run.steps[k * args.num_steps - 1]
             score, whole, episodes = [None] * args.num_envs, (last.terminated | last.truncated).tolist(), 0.0
@@ -667,7 +677,8 @@ def fitness_and_lineage(run):
 def test_epo_algorithm_1_lines_8_to_11_when_a_generation_comes(train, flags):
     """EPO Algorithm 1: fitness of every follower, then Eq. 3, then the new generation, then data. epo.py: main().
 
-    Here in addition every follower's fitness has to be known, and a first time has to pass (--ga-warmup). The paper's
+    Here in addition every follower's fitness has to be known, nine in ten of their environments have to be judged, and
+    a first time has to pass (--ga-warmup). The paper's
     simpler alternative to Eq. 3, fixed intervals, is --ga-interval.
     """
     flags = f"{TINY_POPULATION} --total-timesteps 3456 --num-elites 2 {flags}"  # 16 iterations
@@ -675,10 +686,10 @@ def test_epo_algorithm_1_lines_8_to_11_when_a_generation_comes(train, flags):
     args = run.args
     assert bool(run.generations) == (args.ga_threshold < 1 or args.ga_interval > 0)
     happened = {generation.iteration: generation for generation in run.generations}
-    for iteration, (fitness, episodes, _) in enumerate(fitness_and_lineage(run)):
+    for iteration, (fitness, judged, episodes, _) in enumerate(fitness_and_lineage(run)):
         followers = fitness[1:]
         warm = episodes >= args.ga_warmup or any(i < iteration for i in happened)
-        fires = warm and not any(map(math.isnan, followers))
+        fires = warm and judged >= 0.9 and not any(map(math.isnan, followers))
         if fires and args.ga_interval:
             fires = episodes >= args.ga_interval
         elif fires:

@@ -300,7 +300,7 @@ EVOLUTION += " --total-timesteps 2592"  # 12 iterations
 def test_evolution_both_sides_of_eq_3_and_what_came_of_it(train):
     run = train(epo, EVOLUTION)
     met, leads, generation = set(), False, 0  # leads: the leader is fitter than all followers, which counts for nothing
-    for log, (fitness, _, lineage) in zip(run.logged, fitness_and_lineage(run)):
+    for log, (fitness, _, _, lineage) in zip(run.logged, fitness_and_lineage(run)):
         followers = fitness[1:]
         known = not any(map(math.isnan, followers))
         met.add((known, bool(lineage)))
@@ -320,7 +320,7 @@ def test_evolution_what_becomes_of_the_children(train):
     """Share fitter than whom they replaced, and correlation with their parents; each when next judged."""
     run = train(epo, f"{EVOLUTION} --ga-threshold 0.2")
     pending, judged = {}, []  # child -> (whom it replaced, parents); (child, whom it replaced, parents)
-    for log, (fitness, _, lineage) in zip(run.logged, fitness_and_lineage(run)):
+    for log, (fitness, _, _, lineage) in zip(run.logged, fitness_and_lineage(run)):
         relative = [x - mean(fitness[1:]) for x in fitness]
         if not math.isnan(relative[1]):
             judged += [(relative[child], *before) for child, before in pending.items()]

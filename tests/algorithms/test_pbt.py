@@ -125,7 +125,8 @@ def test_fitness_is_of_the_latest_episodes_that_began_after_the_last_copies(copi
             latest[e] = objective if done and began[e] >= last else latest[e]
             began[e] = t if ends else began[e]
         known = torch.tensor(latest).view(4, 11)
-        if t % 3 == 0 and t < len(steps) and (known.isnan().sum(1) <= 1).all():  # 10 of 11 are 90 %
+        judged = known.isfinite().sum(1)
+        if t % 3 == 0 and t < len(steps) and judged.min() >= 6 and judged.sum() >= 40:  # half of 11, 90 % of 44
             torch.testing.assert_close(copies.pop(0)[0], known.nanmean(1))
             last, latest = t, [math.nan] * 44
     assert not copies
@@ -146,8 +147,8 @@ class OneInSixNeverEnds(Drift):
     (epo, "--ga-threshold 0 --ga-warmup 0 --latent-dim 5", "evolution/judged_share_min"),
 ], ids=["pbt", "epo"])  # fmt: skip
 def test_episodes_that_never_end_stop_neither_copies_nor_generations(script, flags, key):
-    """Each of four agents has six environments, of which one never ends its episode. Copies come after 35 steps."""
-    train(script, f"{TINY} --env-id {__name__}:OneInSixNeverEnds --num-agents 4 {flags} --total-timesteps 2592")
+    """One of six environments never ends its episode. After 168 steps 20 have finished per environment on average."""
+    train(script, f"{TINY} --env-id {__name__}:OneInSixNeverEnds --num-agents 4 {flags} --total-timesteps 10368")
     log = written(the_run())
     if script is pbt:
         rounds = len(log.Tensors("pbt/copies/text_summary"))

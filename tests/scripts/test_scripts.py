@@ -96,7 +96,7 @@ def epos_line(tmp_path, capsys):
         generation = {"evolution/generation": 123, "evolution/fitness_gap": gap, "evolution/threshold": 12.3}
         numbers = {"charts/reward_per_step": -12.3456, "charts/learning_rate": 3e-4, **agents, **generation}
         capsys.readouterr()
-        log.write(45_678_912, {**numbers, "evolution/judged_share_min": 0.4}, {})
+        log.write(45_678_912, {**numbers, "evolution/judged_share": 0.8, "evolution/judged_share_min": 0.4}, {})
         log.close()
         return capsys.readouterr().out.rstrip()
 
@@ -116,6 +116,7 @@ def log_of_epo(tmp_path, capsys):
         "evolution/generation": 0,
         "evolution/fitness_gap": 0.1,
         "evolution/threshold": 0.3,
+        "evolution/judged_share": 0.8,
         "evolution/judged_share_min": 0.4,
     }
 
@@ -142,7 +143,20 @@ def test_one_line_says_why_no_generation_comes(log_of_epo):
     (line,) = log_of_epo(600)
     assert "500 iterations" in line
     assert "0.3" in line
-    assert log_of_epo(499, evolution__generation=1, evolution__fitness_gap=math.nan) == []
+    log_of_epo(1, evolution__fitness_gap=1.0)
+    assert log_of_epo(499, evolution__fitness_gap=math.nan) == []
+    (line,) = log_of_epo(1)
+    assert "80%" in line
+    assert "40%" in line
+
+
+def test_no_line_complains_of_the_first_generations_warm_up(log_of_epo):
+    assert log_of_epo(600, evolution__fitness_gap=1.0) == []
+
+
+def test_one_line_says_that_pbt_cannot_judge_an_agent(log_of_epo):
+    log_of_epo(1, evolution__fitness_gap=1.0)
+    assert log_of_epo(499, pbt__judged_share_min=0.4) == []
     (line,) = log_of_epo(1)
     assert "40%" in line
 
