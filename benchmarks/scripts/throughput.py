@@ -93,7 +93,8 @@ def train(command, seconds=math.inf):
     If it still runs GRACE seconds after SIGTERM, it is killed.
     """
     with tempfile.TemporaryDirectory() as folder:
-        env = {**os.environ, "PYTHONPATH": str(ROOT)}
+        paths = [str(ROOT), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]  # where packages are, perhaps
+        env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
         output = pathlib.Path(folder, "output.txt")
         start = time.monotonic()
         shown = 0  # characters of the output
