@@ -239,9 +239,8 @@ class A1Parkour(VectorEnv):
         self.command = self.zeros()  # m/s
         self.action = self.zeros(NUM_JOINTS)  # the last one
         self.torque = self.zeros(NUM_JOINTS)  # N m, at the end of the last step
-        self.touched = self.zeros(
-            NUM_LEGS, dtype=torch.bool
-        )  # whether each foot had contact at the end of the last step
+        # whether each foot had contact at the end of the last step
+        self.touched = self.zeros(NUM_LEGS, dtype=torch.bool)
         self.contact = self.zeros(NUM_LEGS, dtype=torch.bool)  # or at the end of the step before
         self.nan_worlds = torch.tensor(0, device=self.device)  # how often a world has diverged so far
         self.step_metrics = {}
