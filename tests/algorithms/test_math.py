@@ -12,7 +12,8 @@ import pbt
 import ppo
 import sapg
 from harness.log import MIN_LEARNING_RATE
-from tests.conftest import DRIFT, FLAGS, TINY, TINY_POPULATION, every_population, every_script, parse, tuned
+from tests.algorithms.minibatches import loss_of_minibatch, make_minibatch
+from tests.conftest import every_population, every_script, parse, tuned
 
 
 # ---------------------------------------------------------------- what training begins with
@@ -130,56 +131,29 @@ def test_the_one_follower_is_drawn_uniformly_and_so_are_its_columns(script):
     assert (counts[4:] / 2000 - 1 / 3 * 2 / 4).abs().max() < 0.042  # 5 standard deviations
 
 
-# ---------------------------------------------------------------- the optimiser's step
+# ---------------------------------------------------------------- gradients that stay finite
 
 
 @every_script
-def test_gradients_stay_finite_for_actions_that_were_hardly_possible(train, script, monkeypatch):
+def test_gradients_stay_finite_for_actions_that_were_hardly_possible(script):
     """The ratio has a cap, for an infinite one has a gradient that is not a number; the cap is far above any clip."""
-    make = script.Agent
-
-    def surprised(*args):
-        agent = make(*args)
-        forward = agent.get_action_and_value
-
-        def with_low_probability(*inputs):
-            action, logprob, *rest = forward(*inputs)
-            return action, logprob if torch.is_grad_enabled() else logprob - 1000.0, *rest
-
-        agent.get_action_and_value = with_low_probability
-        return agent
-
-    monkeypatch.setattr(script, "Agent", surprised)
-    run = train(script, FLAGS[script] + (" --off-policy-mu" if script in (sapg, cpo) else ""))
-    assert len(run.logged) == 3
-    assert all(log["losses/policy_loss"] > 1e6 for log in run.logged)
-    assert all(grad.isfinite().all() for minibatch in run.minibatches for grad in minibatch.grads.values())
-
-
-@pytest.mark.parametrize("script, flags", [(ppo, TINY), (sapg, TINY_POPULATION)], ids=["ppo", "sapg"])
-def test_every_step_is_adams_on_the_clipped_gradient(train, script, flags):
-    run = train(script, f"{flags} --max-grad-norm 0.3")
-    first, second = 0.0, 0.0
-    norms = []
-    for i, (before, after) in enumerate(zip(run.minibatches, run.minibatches[1:]), start=1):
-        names = list(before.params)
-        params, grads, expected = [
-            torch.cat([tensors[name].flatten().double() for name in names])
-            for tensors in (before.params, before.grads, after.params)
-        ]
-        norms.append(grads.norm().item())
-        grads = grads * min(1.0, 0.3 / norms[-1])
-        first, second = 0.9 * first + 0.1 * grads, 0.999 * second + 0.001 * grads**2
-        step = (first / (1 - 0.9**i)) / ((second / (1 - 0.999**i)).sqrt() + 1e-8)
-        assert torch.allclose(params - before.lr * step, expected, atol=1e-5)
-    assert max(norms) > 0.3
+    made = make_minibatch(script, "--off-policy-mu" if script in (sapg, cpo) else "")
+    made.mb["logprobs"] = made.mb["logprobs"] - 1000.0
+    loss, _, terms = loss_of_minibatch(made)
+    loss.backward()
+    assert terms["policy_loss"] > 1e6
+    assert all(parameter.grad.isfinite().all() for parameter in made.agent.parameters())
 
 
 @every_population
-def test_off_policy_coef_zero_is_finite_for_any_minibatch(train, script):
-    flags = f"--no-cuda --env-id {DRIFT} --num-envs 8 --num-agents 4 --num-steps 4 --total-timesteps 64"
-    flags += " --num-minibatches 8 --aggregation leader-follower --off-policy-ratio 3 --off-policy-coef 0"
-    assert all(p.isfinite().all() for p in train(script, flags).agent.parameters())
+def test_off_policy_coef_zero_is_finite_without_on_policy_rows(script):
+    made = make_minibatch(script, "--off-policy-coef 0")
+    only_off_policy = slice(made.args.num_envs, None)
+    made.mb = {key: value[:, only_off_policy] for key, value in made.mb.items()}
+    assert (made.mb["is_offpolicy"] == 1.0).all()
+    loss, _, _ = loss_of_minibatch(made)
+    loss.backward()
+    assert all(p.grad is None or p.grad.isfinite().all() for p in made.agent.parameters())
 
 
 # ---------------------------------------------------------------- EPO: fitness

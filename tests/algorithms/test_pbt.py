@@ -3,7 +3,6 @@
 import copy
 import math
 import random
-import shutil
 import sys
 
 import pytest
@@ -12,6 +11,7 @@ import torch
 import epo
 import pbt
 import ppo
+from tests.algorithms.runs import train
 from tests.conftest import TINY, Drift, the_run, written
 from tests.scripts.conftest import checkpoint, same
 
@@ -36,13 +36,6 @@ def copies(monkeypatch):
 
     monkeypatch.setattr(pbt, "exploit_and_explore", recorded)
     return calls
-
-
-def train(script, flags):
-    """The checkpoint that `python script.py flags` ends with."""
-    shutil.rmtree("runs", ignore_errors=True)
-    script.main(flags.split())
-    return checkpoint(the_run())
 
 
 def learner(saved, k):
