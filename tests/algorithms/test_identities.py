@@ -151,7 +151,7 @@ def gradients():
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("script, flags", [
     (ppo, ""), (ppo, "--lstm"), (sapg, ""), (sapg, "--aggregation symmetric"), (cpo, "--awac-coef 0.5"), (epo, ""),
-    (cpo, "--awac-coef 1e9 --vf-coef 0"),  # imitation alone
+    (cpo, "--awac-coef 1e6 --vf-coef 0"),  # imitation alone
 ], ids=lambda x: x if isinstance(x, str) else x.__name__)  # fmt: skip
 def test_every_epoch_divides_the_batch_into_minibatches_anew(script, flags, gradients):
     """Each row once, what cpo's followers imitate too: the mean of the minibatches' gradients is the whole batch's.
@@ -166,10 +166,10 @@ def test_every_epoch_divides_the_batch_into_minibatches_anew(script, flags, grad
     train(script, f"{flags} --num-minibatches 3")
     assert len(gradients) == 6
     for epoch in (gradients[:3], gradients[3:]):
-        assert torch.allclose(sum(epoch) / 3, whole, rtol=1e-6, atol=1e-9)
+        assert (sum(epoch) / 3 - whole).norm() < 1e-9 * whole.norm()
     for i in range(6):
         for j in range(i):
-            assert not torch.allclose(gradients[i], gradients[j], rtol=1e-3)
+            assert (gradients[i] - gradients[j]).norm() > 1e-3 * whole.norm()
     found = logged()[0]
     for key in expected:
         if key.startswith("losses/") and key != "losses/grad_norm":
