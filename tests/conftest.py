@@ -27,7 +27,8 @@ def pytest_addoption(parser):
 def pytest_configure(config):
     """Replaces make_engine, if --engine asks for it, before tasks import it."""
     config.addinivalue_line("markers", "mujoco_cpu: of MuJoCo on CPU threads alone; other engines skip it")
-    engine, make_engine = config.getoption("engine"), envs.engines.make_engine
+    engine = config.getoption("engine")
+    make_engine = envs.engines.make_engine
     if engine != "mujoco":
         envs.engines.make_engine = lambda name, *args, **kwargs: make_engine(engine, *args, **kwargs)
 
@@ -42,7 +43,9 @@ def pytest_collection_modifyitems(config, items):
 class Drift(VectorEnv):
     """A point pushed about: it leaves the square (terminated) or stays for 7 steps (truncated)."""
 
-    num_obs, num_actions, max_episode_steps = 3, 2, 7
+    num_obs = 3
+    num_actions = 2
+    max_episode_steps = 7
     fitness_floor = 0.01
 
     def __init__(self, num_envs, device, seed):

@@ -22,7 +22,8 @@ PALM_BODY = "allegro_mount"
 BASE_POS = (0.0, 0.0, 0.5)
 BASE_QUAT = (0.257551, 0.283045, 0.683330, -0.621782)
 
-STIFFNESS, DAMPING = 3.0, 0.1  # N m / rad, N m s / rad
+STIFFNESS = 3.0  # N m / rad
+DAMPING = 0.1  # N m s / rad
 EFFORT = 0.5  # N m
 ARMATURE = 1e-3  # kg m^2
 # MuJoCo has no speed limit. With this damping, a drive at full effort reaches the published one.

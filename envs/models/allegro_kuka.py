@@ -19,8 +19,10 @@ FINGERTIP_OFFSETS = np.array([[0.05, 0.005, 0.0]] * 3 + [[0.06, 0.005, 0.0]])  #
 # Zero is below the lower limit of thumb joint 0, so a reset has to clamp the pose.
 DEFAULT_POSE = np.array([-1.571, 1.571, 0.0, 1.376, 0.0, 1.485, 2.358] + [0.0] * 16)
 
-STIFFNESS, DAMPING = 40.0, 5.0  # N m / rad, N m s / rad, published for every joint
-ARM_EFFORT, HAND_EFFORT = 300.0, 0.35  # N m
+STIFFNESS = 40.0  # N m / rad, published for every joint
+DAMPING = 5.0  # N m s / rad, published for every joint
+ARM_EFFORT = 300.0  # N m
+HAND_EFFORT = 0.35  # N m
 ARM_SPEED = 10.0  # rad / s, published limit
 # How far (rad) an arm's drive may aim beyond the joint's angle. At that distance its stiffness pulls as hard as its
 # damping brakes at ARM_SPEED. MuJoCo has no speed limit. Without this bound, arms reached 48 rad/s when targets jumped.

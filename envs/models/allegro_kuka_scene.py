@@ -77,8 +77,10 @@ class Obstacle(NamedTuple):
     thickness: float = 0.02
 
 
-OBSTACLE_BODY, OBSTACLE_DENSITY = "obstacle", 400.0  # kg / m^3, a light wood
-OBJECT_BODY, GOAL_BODY = "object", "goal"
+OBSTACLE_BODY = "obstacle"
+OBSTACLE_DENSITY = 400.0  # kg / m^3, a light wood
+OBJECT_BODY = "object"
+GOAL_BODY = "goal"
 OBJECT_BASE_SIZE = 0.05  # m, edge of the box with scale 1
 OBJECT_DENSITY = 400.0  # kg / m^3
 OBJECT_START = (0.0, 0.0, 0.63)
@@ -87,8 +89,11 @@ GOAL_RADIUS = 0.01875  # m
 # The bucket of Throw, an open frustum with twelve walls. Heights (m) are above its underside, radii (m) to the inner
 # corners.
 BUCKET_SIDES = 12
-BUCKET_FLOOR, BUCKET_FLOOR_RADIUS = 0.0099, 0.0705
-BUCKET_RIM, BUCKET_RIM_RADIUS, BUCKET_RIM_OUTER_RADIUS = 0.1977, 0.1034, 0.12
+BUCKET_FLOOR = 0.0099
+BUCKET_FLOOR_RADIUS = 0.0705
+BUCKET_RIM = 0.1977
+BUCKET_RIM_RADIUS = 0.1034
+BUCKET_RIM_OUTER_RADIUS = 0.12
 BUCKET_WALL = 0.0142  # at 4 m/s 1.5 % of thrown objects pass through it, at 7 m/s 24 %; 3 cm would halve that
 BUCKET_FLOOR_DEPTH = 0.04  # four times the original's, downwards: an object may fall 4 cm in a substep
 BUCKET_GOAL = 0.05  # height of the goal above the underside

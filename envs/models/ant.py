@@ -13,8 +13,10 @@ START_HEIGHT = 0.44  # m, of the torso
 GEAR = [15.0] * 8  # N m
 HIP_LIMIT = np.deg2rad(40)
 ANKLE_LIMITS = np.deg2rad([30, 100])
-DENSITY, FRICTION = 5.0, 1.5
-DAMPING, ARMATURE = 0.1, 0.01  # N m s / rad and kg m^2, of every joint
+DENSITY = 5.0
+FRICTION = 1.5
+DAMPING = 0.1  # N m s / rad, of every joint
+ARMATURE = 0.01  # kg m^2, of every joint
 
 # Of each leg: the quadrant that it points into, the sign of its ankle's angles, and the ankle's axis
 # fmt: off

@@ -26,7 +26,8 @@ CONTROL_PERIOD = 0.02  # s, one control step
 SUBSTEPS = 4  # with three, flailing legs penetrate the ground 1.5 times as deep
 TIMESTEP = CONTROL_PERIOD / SUBSTEPS
 CONTACT_NET_FORCE = (2, 3, 1)  # of MuJoCo's contact sensor: force only, summed over all contacts, one slot
-COS, SIN = 0.25881905, 0.96592583  # of 75 degrees
+COS = 0.25881905  # of 75 degrees
+SIN = 0.96592583
 
 # Of each body: mass, centre of mass, inertia (xx, yy, zz, xy, xz, yz) and shapes. A shape is a sphere (centre, radius),
 # a box (centre, half edges) or a capsule (end, end, radius), which replaces the published cylinders. Shapes touch only

@@ -14,11 +14,13 @@ from envs.models.visuals import BLACK, GREY, SILVER, WHITE, WOOD, add_camera, ad
 from envs.models.visuals import GOAL as GOAL_COLOUR
 from envs.models.visuals import draw, draw_faces, draw_goal_box
 
-NUM_ARM, NUM_JOINTS = 7, 9
+NUM_ARM = 7
+NUM_JOINTS = 9
 LINK_BODIES = ["panda_link%d" % i for i in range(1, 8)] + ["panda_leftfinger", "panda_rightfinger"]
 GRIP_BODY = "panda_grip_site"  # a frame of the last link, between the finger tips, 0.1025 m in front of the hand's
 TIP_BODIES = ["panda_leftfinger_tip", "panda_rightfinger_tip"]  # frames of the fingers, the centres of their pads
-HAND_OFFSET, GRIP_OFFSET = 0.107, 0.2095  # m, of the hand and of the grip site along the axis of joint 7
+HAND_OFFSET = 0.107  # m, of the hand along the axis of joint 7
+GRIP_OFFSET = 0.2095  # m, of the grip site along the same axis
 TIP_OFFSET = (0.0015, 0.0441)  # m along y (mirrored on the right) and z of a finger
 DEFAULT_POSE = np.array([0.0, 0.1963, 0.0, -2.618, 0.0, 2.9416, 0.7854, 0.035, 0.035])
 
@@ -29,7 +31,9 @@ ARM_SPEED = np.array([2.175, 2.175, 2.175, 2.175, 2.61, 2.61, 2.61])  # rad / s,
 # usual for this arm in MuJoCo, random actions exceed 10 rad/s in 0.06 % of the steps. Without it they do so in 2.5 %,
 # and some arms diverge.
 ARM_ARMATURE = 0.1  # kg m^2
-FINGER_STIFFNESS, FINGER_DAMPING, FINGER_EFFORT = 5000.0, 100.0, 200.0  # N / m, N s / m, N; position drives
+FINGER_STIFFNESS = 5000.0  # N / m, of the fingers' position drives
+FINGER_DAMPING = 100.0  # N s / m
+FINGER_EFFORT = 200.0  # N
 FINGER_OPEN = 0.04  # m
 FINGER_SPEED = 0.2  # m / s, published limit
 # Without armature, the drive would push a finger of 23 g through the cube and through its own limits, because MuJoCo
@@ -124,8 +128,11 @@ TABLE_SIZE = (1.2, 1.2, 0.05)  # full edges, m
 STAND_POS = (-0.5, 0.0, 1.075)
 STAND_SIZE = (0.2, 0.2, 0.1)
 TABLE_TOP = TABLE_POS[2] + TABLE_SIZE[2] / 2.0
-CUBE_A, CUBE_B, GOAL = "cube_a", "cube_b", "goal"
-SIZE_A, SIZE_B = 0.05, 0.07  # m, edges
+CUBE_A = "cube_a"
+CUBE_B = "cube_b"
+GOAL = "goal"
+SIZE_A = 0.05  # m, of an edge
+SIZE_B = 0.07  # m
 CUBE_DENSITY = 1000.0  # kg / m^3
 
 

@@ -10,7 +10,8 @@ from envs.models.walker import add_hinge, add_limit_sensor, add_root, add_shapes
 from envs.models.visuals import BLACK, WHITE, draw
 
 START_HEIGHT = 1.34  # m, of the torso
-DENSITY, FRICTION = 1000.0, 1.0
+DENSITY = 1000.0
+FRICTION = 1.0
 TILT = (1, 0, -0.002, 0)  # of the two lower parts of the trunk
 FOOT_BODIES = ["right_foot", "left_foot"]
 SKIN = (0.90, 0.71, 0.55)

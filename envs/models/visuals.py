@@ -101,11 +101,14 @@ def add_surroundings(spec, light=(0.4, 0.5, -1.0), aim=(0, 0, 0), follow=None, s
     visual.headlight.ambient = (0.35, 0.35, 0.37)
     visual.headlight.diffuse = (0.3, 0.3, 0.3)
     visual.headlight.specular = (0.1, 0.1, 0.1)
-    visual.quality.shadowsize, visual.quality.offsamples = 2048, 4
-    visual.map.znear, visual.map.zfar = 0.01, 60.0
+    visual.quality.shadowsize = 2048
+    visual.quality.offsamples = 4
+    visual.map.znear = 0.01
+    visual.map.zfar = 60.0
     spec.stat.extent = 1.0  # the unit of lengths in `visual.map`
     visual.map.shadowclip = span
-    visual.global_.offwidth, visual.global_.offheight = 640, 480
+    visual.global_.offwidth = 640
+    visual.global_.offheight = 480
     sun = (follow or spec.worldbody).add_light(
         name="sun", type=mujoco.mjtLightType.mjLIGHT_DIRECTIONAL, dir=light, castshadow=True,
         pos=np.asarray(aim) - 4.0 * np.asarray(light), diffuse=(0.55, 0.54, 0.52), specular=(0.25, 0.25, 0.25),

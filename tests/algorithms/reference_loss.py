@@ -59,7 +59,8 @@ def evaluate(agent, window, pairs):
     _, out.logprob, policy, out.value, out.states = agent.get_action_and_value(
         window.obs[:, columns], *ids, window.begins[:, columns], window.state[:, columns], window.action[:, columns]
     )
-    out.mean, out.logstd = policy.mean, policy.stddev.log()
+    out.mean = policy.mean
+    out.logstd = policy.stddev.log()
     return out
 
 
@@ -185,7 +186,8 @@ def learning_data(run):
     """For each iteration its window, with `rows`: (kind, environment, learner) -> [row of step 0, 1, ...]."""
     args = run.args
     seen = []  # by the value statistics, which begin as one sample of mean 0 and variance 1
-    mean, std = 0.0, (1.0 + 1e-5) ** 0.5
+    mean = 0.0
+    std = (1.0 + 1e-5) ** 0.5
     for window in windows(run):
         window.rows = {}
         with torch.no_grad():
@@ -198,7 +200,8 @@ def learning_data(run):
                 successor_values = evaluate_successors(window.agent, window, pairs, old.states)
             for p, (e, learner) in enumerate(pairs):
                 rewards = [args.reward_scale * r for r in window.reward[:, e].tolist()]
-                dones, ends = window.done[:, e].tolist(), window.terminated[:, e].tolist()
+                dones = window.done[:, e].tolist()
+                ends = window.terminated[:, e].tolist()
                 values = [mean + std * clip(v) for v in old.value[:, p].tolist()]
                 next_values = [mean + std * clip(v) for v in successor_values[:, p].tolist()]
                 next_values = [0.0 if end else v for v, end in zip(next_values, ends)]
@@ -290,7 +293,9 @@ def updates(run, loss):
         seen = torch.stack([step.obs for step in run.steps[: (k + 1) * args.num_steps]]).flatten(0, 1)
         if k == 0:
             set_statistics(agent.obs_rms, seen)
-        window.steps, window.norms, window.kls = [], [], []
+        window.steps = []
+        window.norms = []
+        window.kls = []
         for epoch in range(args.update_epochs):
             rows = rows_now(agent, window, args)
             optimizer.zero_grad()

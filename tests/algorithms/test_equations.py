@@ -45,7 +45,8 @@ def clip(x, low, high):
 
 def clipped_surrogate(row, eps, mu=1.0, advantage=None):
     """min(r A, clip(r, mu (1 - eps), mu (1 + eps)) A)"""
-    r, A = (row.logprob - row.behaviour).exp(), row.advantage if advantage is None else advantage
+    r = (row.logprob - row.behaviour).exp()
+    A = row.advantage if advantage is None else advantage
     return min(r * A, clip(r, mu * (1 - eps), mu * (1 + eps)) * A)
 
 
@@ -62,13 +63,16 @@ def entropy(row):
 
 def over_agents(rows, term, weight):
     """Sum over agents of L_on + weight L_off (SAPG, EPO Algorithm 1), each an expectation; per unit of weight."""
-    total, weights = 0.0, 0.0
+    total = 0.0
+    weights = 0.0
     for i in range(AGENTS):
         on = [term(row) for row in rows if row.learner == i and row.kind == "on-policy"]
         off = [term(row) for row in rows if row.learner == i and row.kind == "off-policy"]
-        total, weights = total + mean(on), weights + 1
+        total = total + mean(on)
+        weights = weights + 1
         if off:
-            total, weights = total + weight * mean(off), weights + weight
+            total = total + weight * mean(off)
+            weights = weights + weight
     return total / weights
 
 
@@ -173,8 +177,10 @@ def test_sapg_eq_5_epo_eq_6_n_step_target(script):
 
     The papers do not say what happens where the window or an episode ends: the sum is shorter there.
     """
-    r, V = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0], [10.0, 20.0, 30.0, 40.0, 50.0, 60.0]  # V[t] is that of s_t+1
-    rewards, next_values = torch.tensor(r)[:, None], torch.tensor(V)[:, None]
+    r = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
+    V = [10.0, 20.0, 30.0, 40.0, 50.0, 60.0]  # V[t] is that of s_t+1
+    rewards = torch.tensor(r)[:, None]
+    next_values = torch.tensor(V)[:, None]
     never = torch.zeros(6, 1, dtype=torch.bool)
     targets = script.n_step_returns(rewards, next_values, never, 0.5, 3).flatten().tolist()
     for t in range(4):
@@ -188,7 +194,8 @@ def test_sapg_eq_5_epo_eq_6_n_step_target(script):
         assert targets == n_step_targets(r, V, [False] * 6, 0.5, n)
 
     # step 1 is truncated with V(final_obs) = 20, step 3 terminates
-    dones, V[3] = torch.tensor([False, True, False, True, False, False])[:, None], 0.0
+    dones = torch.tensor([False, True, False, True, False, False])[:, None]
+    V[3] = 0.0
     targets = script.n_step_returns(rewards, torch.tensor(V)[:, None], dones, 0.5, 3).flatten().tolist()
     assert targets == [1 + 2 / 2 + 20 / 4, 2 + 20 / 2, 3 + 4 / 2, 4.0, 5 + 6 / 2 + 60 / 4, 6 + 60 / 2]
 
@@ -212,15 +219,18 @@ def test_sapg_eq_6_epo_eq_8_one_step_target(script):
             policy = SimpleNamespace(mean=(agent_ids[..., None] + 5) * obs)
             return action, -0.1 * (agent_ids + 1) * action[..., 0], policy, (agent_ids + 1) * obs[..., 0], states
 
-    s, next_s = [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]], [[4.0, 5.0, 7.0], [8.0, 9.0, 10.0]]
-    a, r = [[0.1, 0.2, 0.3], [0.4, 0.5, 0.6]], [[11.0, 12.0, 13.0], [14.0, 15.0, 16.0]]
+    s = [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]
+    next_s = [[4.0, 5.0, 7.0], [8.0, 9.0, 10.0]]
+    a = [[0.1, 0.2, 0.3], [0.4, 0.5, 0.6]]
+    r = [[11.0, 12.0, 13.0], [14.0, 15.0, 16.0]]
     ends = [[False, False, False], [False, False, True]]
     keys = ("values", "advantages", "returns", "means", "logstds", "mu", "is_offpolicy")
     batch = {key: torch.zeros(2, 3) for key in keys}
     batch.update(obs=torch.tensor(s)[..., None], actions=torch.tensor(a)[..., None], lstm_state=torch.zeros(1, 3, 0))
     batch.update(agent_ids=torch.arange(3)[None], dones=torch.zeros(2, 3, dtype=torch.bool))
     batch["logprobs"] = -0.1 * (batch["agent_ids"] + 1) * batch["actions"][..., 0]  # of who acted
-    environments, learners = [2, 1, 0], [0, 0, 2]
+    environments = [2, 1, 0]
+    learners = [0, 0, 2]
     off = script.offpolicy_batch(
         Network(), batch, torch.tensor(r), torch.tensor(next_s)[..., None], torch.tensor(ends), torch.tensor(ends),
         torch.tensor(environments), torch.tensor(learners),
@@ -349,7 +359,8 @@ def test_sapg_section_4_5_entropy_schedule(script, form):
     --max-ent-coef is the last follower's: sigma (M - 1) as the paper has it; the released code's sigma counts from 0 to
     sigma / 2, whatever M.
     """
-    sigma, M = 0.3, AGENTS
+    sigma = 0.3
+    M = AGENTS
     schedule = {"paper": [sigma * (i - 1) for i in range(1, M + 1)]}
     schedule["released"] = [sigma / 2 * (i - 1) / (M - 1) for i in range(1, M + 1)]
     largest = {"paper": sigma * (M - 1), "released": sigma / 2}[form]
@@ -467,7 +478,8 @@ def test_cpo_eq_11_total():
     Literally this counts each follower's PPO loss 1 + beta times, since Eq. 10 contains it; here once, as released
     (beta is at most 0.001). GROUPS divides all of it: the imitation is per row of SAPG's.
     """
-    beta, temperature = 0.5, 2.0
+    beta = 0.5
+    temperature = 2.0
     made = make_minibatch(cpo, f"{POLICY_ONLY} --awac-coef {beta} --awac-temperature {temperature}")
     eps = made.args.clip_coef
 
@@ -489,15 +501,21 @@ def test_cpo_eq_12_discriminator_loss():
     One step of plain gradient descent with rate 1 shows the gradient; what is returned is from before it.
     """
     torch.manual_seed(0)
-    T, N, M = 3, 6, 3
+    T = 3
+    N = 6
+    M = 3
     D = cpo.Discriminator(2, 1, SimpleNamespace(discriminator_sizes=(5,), num_agents=M))
-    obs, actions, agent_ids = torch.randn(T, N, 2), torch.randn(T, N, 1), torch.arange(M).repeat_interleave(2)[None]
-    expected, loss = {}, 0.0
+    obs = torch.randn(T, N, 2)
+    actions = torch.randn(T, N, 1)
+    agent_ids = torch.arange(M).repeat_interleave(2)[None]
+    expected = {}
+    loss = 0.0
     for t in range(T):
         for e in range(N):
             likes = D.mlp(torch.cat([obs[t, e], actions[t, e]])).exp()
             log_d = (likes[e // 2] / likes.sum()).log()  # soft-max, once
-            expected[t, e], loss = log_d.item(), loss - log_d / (T * N)
+            expected[t, e] = log_d.item()
+            loss = loss - log_d / (T * N)
     gradients = torch.autograd.grad(loss, list(D.parameters()))
     before = [p.detach().clone() for p in D.parameters()]
     optimizer = torch.optim.SGD(D.parameters(), lr=1.0)
@@ -515,10 +533,13 @@ def test_cpo_eq_12_discriminator_sees_the_window_once():
     """
     torch.manual_seed(0)
     D = cpo.Discriminator(2, 1, SimpleNamespace(discriminator_sizes=(5,), num_agents=3))
-    obs, actions, agent_ids = torch.randn(3, 12, 2), torch.randn(3, 12, 1), torch.arange(3).repeat_interleave(4)[None]
+    obs = torch.randn(3, 12, 2)
+    actions = torch.randn(3, 12, 1)
+    agent_ids = torch.arange(3).repeat_interleave(4)[None]
     loss = -mean(D(obs[t, e], actions[t, e])[e // 4] for t in range(3) for e in range(12))
     gradients = torch.autograd.grad(loss, list(D.parameters()))
-    before, rate = [p.detach().clone() for p in D.parameters()], 1e-7
+    before = [p.detach().clone() for p in D.parameters()]
+    rate = 1e-7
     cpo.discriminator_step(D, torch.optim.SGD(D.parameters(), lr=rate), obs, actions, agent_ids, 4)
     for p, old, gradient in zip(D.parameters(), before, gradients):
         assert torch.allclose((old - p) / rate, 4 * gradient, rtol=1e-4, atol=1e-6)
@@ -605,7 +626,8 @@ def test_epo_eq_3_when_fitness_has_spread(followers, gamma):
     is the paper's where the median is above the floor.
     """
     floor = 0.5
-    difference, median = max(followers) - min(followers), statistics.median(followers)
+    difference = max(followers) - min(followers)
+    median = statistics.median(followers)
     for master in (-1000, 1000):
         gap, unit = epo.fitness_spread(fitness_of(master, *followers), floor, 1.0)
         assert gap.item() == difference
@@ -647,7 +669,9 @@ def fitness_and_lineage(run):
     """
     args = run.args
     n = args.num_envs // args.num_agents
-    score, whole, episodes = [None] * args.num_envs, [True] * args.num_envs, 0.0  # whole: began after the generation
+    score = [None] * args.num_envs
+    whole = [True] * args.num_envs  # whether its running episode began after the generation
+    episodes = 0.0
     for k in range(args.num_iterations):
         scores = [[x for x in score[i * n :][:n] if x is not None] for i in range(args.num_agents)]
         lineage = run.lineages.get(k, [])
@@ -655,7 +679,9 @@ def fitness_and_lineage(run):
         yield [mean(own) if len(own) >= least * n else math.nan for own in scores], episodes, lineage
         if lineage:
             last = run.steps[k * args.num_steps - 1]
-            score, whole, episodes = [None] * args.num_envs, (last.terminated | last.truncated).tolist(), 0.0
+            score = [None] * args.num_envs
+            whole = (last.terminated | last.truncated).tolist()
+            episodes = 0.0
         for step in run.steps[k * args.num_steps :][: args.num_steps]:
             for e in step.counts.nonzero().flatten().tolist():  # shortened episodes do not
                 score[e] = step.objective[e].item() if whole[e] else score[e]
@@ -708,12 +734,14 @@ def evolve(fitness=FITNESS, num_elites=3, crossover="average", mutation_std=0.0,
     for _ in range(3):
         latents.grad = torch.randn_like(latents)
         optimizer.step()
-    before, state = latents.detach().clone(), {k: v.clone() for k, v in optimizer.state[latents].items()}
+    before = latents.detach().clone()
+    state = {k: v.clone() for k, v in optimizer.state[latents].items()}
     args = SimpleNamespace(num_agents=6, num_elites=num_elites, crossover=crossover, mutation_std=mutation_std)
     lineage = epo.genetic_algorithm_step(latents, fitness, optimizer, args)
     after = latents.detach().clone()
     result = SimpleNamespace(before=before, after=after, state=state, lineage=lineage)
-    result.latents, result.optimizer = latents, optimizer
+    result.latents = latents
+    result.optimizer = optimizer
     return result
 
 
@@ -733,7 +761,8 @@ def test_epo_algorithm_1_lines_12_to_19_next_generation(leader, x):
 
     epo.py: genetic_algorithm_step. Whom it draws as parents is taken from what it returns. x unset is K - 2 (B.2).
     """
-    f, K = [leader, 3, 1, 5, 2, 4], 6
+    f = [leader, 3, 1, 5, 2, 4]
+    K = 6
     run = evolve(fitness_of(*f), num_elites=x)
     x = x or K - 2
     phi = run.before.tolist()
@@ -781,7 +810,8 @@ def test_epo_section_5_3_uniform_crossover():
     """EPO 5.3, uniform crossover: each coordinate from one parent. epo.py: genetic_algorithm_step."""
     run = evolve(crossover="uniform", latent_dim=1000)
     for child, i, j in run.lineage:
-        from_i, from_j = run.after[child] == run.before[i], run.after[child] == run.before[j]
+        from_i = run.after[child] == run.before[i]
+        from_j = run.after[child] == run.before[j]
         assert (from_i ^ from_j).all()
         assert abs(from_i.float().mean() - 0.5) < 0.08  # 5 standard deviations
 
@@ -819,7 +849,8 @@ def test_elites_and_leader_stay_as_they_are_whatever_the_crossover():
 
 def test_adam_state_of_a_child():
     run = evolve(mutation_std=0.1)
-    state, kept = run.optimizer.state[run.latents], [0, 1, 3, 5]
+    state = run.optimizer.state[run.latents]
+    kept = [0, 1, 3, 5]
     for child, i, j in run.lineage:
         assert (state["exp_avg"][child] == 0).all()
         assert torch.allclose(state["exp_avg_sq"][child], (run.state["exp_avg_sq"][i] + run.state["exp_avg_sq"][j]) / 2)

@@ -36,10 +36,13 @@ every_network = pytest.mark.parametrize(
 
 def loss_of(args):
     """The whole loss as a function of a minibatch's rows."""
-    eps, last = args.clip_coef, getattr(args, "num_agents", 1) - 1
+    eps = args.clip_coef
+    last = getattr(args, "num_agents", 1) - 1
 
     def loss(rows):
-        total, weights, awac = 0.0, 0.0, 0.0
+        total = 0.0
+        weights = 0.0
+        awac = 0.0
         for row in rows:
             if row.kind == "awac":  # CPO Eq. 10
                 awac = awac - row.logprob * min(math.exp(row.advantage / args.awac_temperature), 100.0)
@@ -55,7 +58,8 @@ def loss_of(args):
             loss = loss - bonus * entropy(row)
             loss = loss + args.bounds_coef * sum((m - clip(m, -1.1, 1.1)) ** 2 for m in row.mean)
             weight = args.off_policy_coef if row.kind == "off-policy" else 1.0  # SAPG Eq. 4 and 9
-            total, weights = total + weight * loss, weights + weight
+            total = total + weight * loss
+            weights = weights + weight
         return (total + getattr(args, "awac_coef", 0.0) * awac) / weights  # CPO Eq. 11
 
     return loss
@@ -219,9 +223,13 @@ def test_a_window_at_once_is_the_networks_formulas_step_by_step(script, network_
     agent = made.agent
     p = dict(agent.named_parameters())
     stats = dict(agent.named_buffers())
-    T, N = 10, 8
-    obs, action, begins = torch.randn(T, N, 3), torch.randn(T, N, 2), torch.rand(T, N) < 0.3
-    state, learners = torch.randn(1, N, agent.state_size), torch.arange(N) % len(p["actor_logstd"])
+    T = 10
+    N = 8
+    obs = torch.randn(T, N, 3)
+    action = torch.randn(T, N, 2)
+    begins = torch.rand(T, N) < 0.3
+    state = torch.randn(1, N, agent.state_size)
+    learners = torch.arange(N) % len(p["actor_logstd"])
     ids = () if script is ppo else (learners[None],)
     with torch.no_grad():
         _, logprob, policy, value, states = agent.get_action_and_value(obs, *ids, begins, state, action)

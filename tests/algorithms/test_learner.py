@@ -24,7 +24,9 @@ def test_a_separate_critic_shares_nothing_with_the_policy(script, separate):
     flags = f"{FLAGS[script]} {'--separate-critic' if separate else ''} {'' if script is ppo else '--latent-dim 0'}"
     args = parse(script, flags)
     agent = script.Agent(3, 2, args)
-    obs, dones, state = torch.randn(4, 6, 3), torch.zeros(4, 6, dtype=torch.bool), torch.zeros(1, 6, 0)
+    obs = torch.randn(4, 6, 3)
+    dones = torch.zeros(4, 6, dtype=torch.bool)
+    state = torch.zeros(1, 6, 0)
     ids = () if script is ppo else (torch.zeros(1, 6, dtype=torch.long),)
     moved = {}
     for loss in ("value", "policy"):
@@ -43,7 +45,8 @@ def test_a_separate_critic_shares_nothing_with_the_policy(script, separate):
 def test_bf16_rounds_what_has_gradients_and_nothing_else(script, network):
     if "--lstm" in network and torch.backends.cpu.get_cpu_capability() == "AVX2":
         pytest.skip("PyTorch has no bfloat16 LSTM for this CPU")
-    outputs, ids = {}, () if script is ppo else (torch.zeros(1, 6, dtype=torch.long),)
+    outputs = {}
+    ids = () if script is ppo else (torch.zeros(1, 6, dtype=torch.long),)
     for gradients, flag in itertools.product((False, True), ("--bf16", "--no-bf16")):
         torch.manual_seed(0)
         agent = script.Agent(3, 2, parse(script, f"{FLAGS[script]} {network} {flag}"))
@@ -90,7 +93,11 @@ def test_a_rollout_step_and_a_minibatch_launch_few_operators(script, network, mo
 
     An LSTM adds about 15 per step of a minibatch, forwards and backwards, and so does each further pass of cpo.py.
     """
-    step, clip, before, after, minibatches = VectorEnv.step, torch.nn.utils.clip_grad_norm_, [], [], []
+    step = VectorEnv.step
+    clip = torch.nn.utils.clip_grad_norm_
+    before = []
+    after = []
+    minibatches = []
 
     def counted_step(*args):
         before.append(waits.launches)

@@ -58,7 +58,8 @@ def bounds_loss(row, args):
 
 
 def clipped(row, args):
-    ratio, centre = (row.logprob - row.behaviour).exp(), clip_centre(row, args)
+    ratio = (row.logprob - row.behaviour).exp()
+    centre = clip_centre(row, args)
     return not centre * (1 - args.clip_coef) <= ratio <= centre * (1 + args.clip_coef)
 
 
@@ -160,7 +161,8 @@ DIAGNOSED = {sapg: "", cpo: "--adversarial-coef 0.3", epo: "--lstm --ga-threshol
 def test_importance_ratios_before_the_first_gradient_step(script):
     """w = pi_leader / pi_behaviour, as the network was that acted: its statistics do not include the rollout yet."""
     run = play(script, f"{DIAGNOSED[script]} --diagnostics-interval 1")
-    n, eps = run.args.num_envs // run.args.num_agents, run.args.clip_coef
+    n = run.args.num_envs // run.args.num_agents
+    eps = run.args.clip_coef
     for log, window in zip(run.logs, learning_data(run)):
         with torch.no_grad():
             acted = evaluate(window.agent, window, window.pairs["on-policy"]).logprob
@@ -239,16 +241,19 @@ def test_latent_distance_is_the_followers_mean_to_the_leader(script):
 def finished_episodes(run):
     """Iteration by iteration: (agent, (return, length, objective)) of every whole episode that ended."""
     args = run.args
-    returns, lengths = [0.0] * args.num_envs, [0] * args.num_envs
+    returns = [0.0] * args.num_envs
+    lengths = [0] * args.num_envs
     for k in range(args.num_iterations):
         finished = []
         for step in run.steps[k * args.num_steps :][: args.num_steps]:
             for e in range(args.num_envs):
-                returns[e], lengths[e] = returns[e] + step.reward[e].item(), lengths[e] + 1
+                returns[e] = returns[e] + step.reward[e].item()
+                lengths[e] = lengths[e] + 1
                 if step.counts[e]:
                     finished.append((owner(e, args), (returns[e], lengths[e], step.objective[e].item())))
                 if step.terminated[e] or step.truncated[e]:
-                    returns[e], lengths[e] = 0.0, 0
+                    returns[e] = 0.0
+                    lengths[e] = 0
         yield finished
 
 
@@ -274,7 +279,8 @@ def test_episodes_of_each_agent_stand_until_its_next_ones(script):
     """Leader, best, median and worst of the agents that have finished one."""
     run = play(script, "--num-steps 1 --update-epochs 1 --total-timesteps 192")  # 12 iterations of one step
     agents = range(getattr(run.args, "num_agents", 1))
-    latest, met = {i: means([]) for i in agents}, set()
+    latest = {i: means([]) for i in agents}
+    met = set()
     for log, finished in zip(run.logs, finished_episodes(run)):
         for i in {agent for agent, _ in finished}:
             latest[i] = means([episode for agent, episode in finished if agent == i])
@@ -298,7 +304,9 @@ EVOLUTION += " --total-timesteps 2592"  # 12 iterations
 
 def test_evolution_both_sides_of_eq_3_and_what_came_of_it():
     run = record(epo, EVOLUTION)
-    met, leads, generation = set(), False, 0  # leads: the leader is fitter than all followers, which counts for nothing
+    met = set()
+    leads = False  # whether the leader was ever fitter than all followers, which counts for nothing
+    generation = 0
     for log, (fitness, _, lineage) in zip(run.logs, fitness_and_lineage(run)):
         followers = fitness[1:]
         known = not any(map(math.isnan, followers))
@@ -318,7 +326,8 @@ def test_evolution_both_sides_of_eq_3_and_what_came_of_it():
 def test_evolution_what_becomes_of_the_children():
     """Share fitter than whom they replaced, and correlation with their parents; each when next judged."""
     run = record(epo, f"{EVOLUTION} --ga-threshold 0.2")
-    pending, judged = {}, []  # child -> (whom it replaced, parents); (child, whom it replaced, parents)
+    pending = {}  # child -> (whom it replaced, parents)
+    judged = []  # (child, whom it replaced, parents)
     for log, (fitness, _, lineage) in zip(run.logs, fitness_and_lineage(run)):
         relative = [x - mean(fitness[1:]) for x in fitness]
         if not math.isnan(relative[1]):

@@ -110,7 +110,8 @@ def test_symmetric_aggregation_samples_for_everybody(script):
 @every_population
 def test_sampling_is_uniform_over_all_followers_columns(script):
     torch.manual_seed(0)
-    agent_ids, counts = torch.arange(5).repeat_interleave(2), torch.zeros(10)
+    agent_ids = torch.arange(5).repeat_interleave(2)
+    counts = torch.zeros(10)
     for _ in range(2000):
         counts[script.sample_offpolicy_columns(agent_ids, 5, 1.0, "leader-follower")[0]] += 1
     assert counts[:2].tolist() == [0, 0]
@@ -120,7 +121,8 @@ def test_sampling_is_uniform_over_all_followers_columns(script):
 @every_population
 def test_the_one_follower_is_drawn_uniformly_and_so_are_its_columns(script):
     torch.manual_seed(0)
-    agent_ids, counts = torch.arange(4).repeat_interleave(4), torch.zeros(16)
+    agent_ids = torch.arange(4).repeat_interleave(4)
+    counts = torch.zeros(16)
     for _ in range(2000):
         columns, learners = script.sample_offpolicy_columns(agent_ids, 4, 0.5, "one-follower")
         assert len(set(columns.tolist())) == 2
@@ -163,7 +165,9 @@ def fitness_of(*numbers):
     return torch.tensor([float(number) for number in numbers])
 
 
-NOBODY, EVERYBODY, NOT_KNOWN = (), range(6), None
+NOBODY = ()
+EVERYBODY = range(6)
+NOT_KNOWN = None
 
 
 def record(fitness, begins, ends, objective):
@@ -199,7 +203,8 @@ def test_episodes_that_began_before_the_generation_do_not_count():
 
 
 def test_fitness_goes_on_from_its_state():
-    fitness, copy = epo.FitnessTracker(6, 3, "cpu"), epo.FitnessTracker(6, 3, "cpu")
+    fitness = epo.FitnessTracker(6, 3, "cpu")
+    copy = epo.FitnessTracker(6, 3, "cpu")
     record(fitness, EVERYBODY, (0, 1, 2), [1, 2, 3, 4, 5, 6])
     copy.load_state_dict(fitness.state_dict())
     for each in (fitness, copy):
@@ -231,7 +236,8 @@ def test_after_five_episodes_per_environment_half_are_enough(judged, known):
 @pytest.mark.parametrize("share", [0.05, 0.3])
 def test_environments_that_never_end_do_not_stop_the_evolution_and_a_child_is_judged_as_the_others(share):
     """Good episodes are long, all followers are equally good: the first child differs from the others by luck alone."""
-    num_agents, n = 8, 16
+    num_agents = 8
+    n = 16
     generator = torch.Generator().manual_seed(0)
     relative = []
     for _ in range(60):
@@ -264,19 +270,24 @@ def test_luck_alone_does_not_tell_a_child_from_the_other_followers():
 
     Where a child alone begins anew, the 90 % of its episodes that finish first are its short ones.
     """
-    num_agents, n = 8, 20
+    num_agents = 8
+    n = 20
     generator = torch.Generator().manual_seed(0)
-    relative, replaced_again = [], 0
+    relative = []
+    replaced_again = 0
     for _ in range(100):
-        fitness, length = epo.FitnessTracker(num_agents * n, num_agents, "cpu"), torch.zeros(num_agents * n)
-        begins, worst = torch.ones(num_agents * n, dtype=torch.bool), None
+        fitness = epo.FitnessTracker(num_agents * n, num_agents, "cpu")
+        length = torch.zeros(num_agents * n)
+        begins = torch.ones(num_agents * n, dtype=torch.bool)
+        worst = None
         for _ in range(2):
             while fitness.fitness().isnan().any():
                 length = torch.where(begins, 1.0, length + 1.0)
                 ends = torch.rand(num_agents * n, generator=generator) < 0.1
                 fitness.record(begins, {"done": ends, "objective": length})
                 begins = ends
-            child, scores = worst, fitness.fitness()
+            child = worst
+            scores = fitness.fitness()
             worst = scores.argmin().item()
             fitness.restart()
         relative.append((scores[child] / scores.mean()).item())

@@ -23,14 +23,16 @@ MOAT = "--no-cuda --env-id Moat --num-envs 24 --num-steps 32 --total-timesteps 7
 @pytest.fixture
 def copies(monkeypatch):
     """Of each call of exploit_and_explore: fitness, who copied whom, and all agents before and after it."""
-    exploit, calls = pbt.exploit_and_explore, []
+    exploit = pbt.exploit_and_explore
+    calls = []
 
     def state(agent, optimizer):
         groups = [{**x, "params": [optimizer.state[p] for p in x["params"]]} for x in optimizer.param_groups]
         return copy.deepcopy([(network.state_dict(), group) for network, group in zip(agent, groups)])
 
     def recorded(agent, optimizer, *args):
-        before, pairs = state(agent, optimizer), exploit(agent, optimizer, *args)
+        before = state(agent, optimizer)
+        pairs = exploit(agent, optimizer, *args)
         calls.append((args[0], pairs, before, state(agent, optimizer)))
         return pairs
 
@@ -40,7 +42,8 @@ def copies(monkeypatch):
 
 def learner(saved, k):
     """Network with normalisers, and Adam's moments of agent k of pbt.py, or of ppo.py's only one."""
-    agent, optimizer = saved["learner"]["agent"], saved["learner"]["optimizer"]
+    agent = saved["learner"]["agent"]
+    optimizer = saved["learner"]["optimizer"]
     if saved["script"] == "pbt":
         agent = {name.split(".", 1)[1]: x for name, x in agent.items() if name.split(".")[0] == str(k)}
     return agent, [optimizer["state"][i] for i in optimizer["param_groups"][k]["params"]]
@@ -103,7 +106,8 @@ def test_a_copy_is_a_copy_and_then_goes_its_own_way(copies):
 
 
 def test_fitness_is_of_the_latest_episodes_that_began_after_the_last_copies(copies, monkeypatch):
-    step, steps = Drift.step, []
+    step = Drift.step
+    steps = []
 
     def recorded(self, action):
         _, _, terminated, truncated, info = outputs = step(self, action)
@@ -112,7 +116,9 @@ def test_fitness_is_of_the_latest_episodes_that_began_after_the_last_copies(copi
 
     monkeypatch.setattr(Drift, "step", recorded)
     train(pbt, f"{LONG} --num-steps 3 --num-envs 44")
-    last, began, latest = 0, [0] * 44, [math.nan] * 44
+    last = 0
+    began = [0] * 44
+    latest = [math.nan] * 44
     for t, outcomes in enumerate(steps, 1):
         for e, (ends, done, objective) in enumerate(zip(*outcomes)):
             latest[e] = objective if done and began[e] >= last else latest[e]
@@ -120,7 +126,8 @@ def test_fitness_is_of_the_latest_episodes_that_began_after_the_last_copies(copi
         known = torch.tensor(latest).view(4, 11)
         if t % 3 == 0 and t < len(steps) and (known.isnan().sum(1) <= 1).all():  # 10 of 11 are 90 %
             torch.testing.assert_close(copies.pop(0)[0], known.nanmean(1))
-            last, latest = t, [math.nan] * 44
+            last = t
+            latest = [math.nan] * 44
     assert not copies
     assert last
 
@@ -199,14 +206,17 @@ def test_an_agent_learns_from_its_own_data_with_its_own_hyperparameters(flags, n
     """As if all had them, bit by bit, whatever the others do."""
     monkeypatch.setattr(pbt, "mutate", lambda key, x, rate: value if rate and key == name else x)
     plain = f"{AGENTS} --pbt-start 9999 {flags.rpartition('--')[0]} --mutation-rate"
-    mixed, alone, all_of_them = train(pbt, f"{plain} 1"), train(pbt, f"{plain} 0"), train(pbt, f"{plain} 0 {flags}")
+    mixed = train(pbt, f"{plain} 1")
+    alone = train(pbt, f"{plain} 0")
+    all_of_them = train(pbt, f"{plain} 0 {flags}")
     assert same(learner(mixed, 0), learner(alone, 0))
     assert not same(learner(alone, 1), learner(all_of_them, 1))
     assert all(same(learner(mixed, k), learner(all_of_them, k)) for k in (1, 2, 3))
 
 
 def test_every_agents_gradient_is_limited_and_its_noise_bounded(monkeypatch):
-    step, norms = torch.optim.Adam.step, []
+    step = torch.optim.Adam.step
+    norms = []
 
     def checked(self):
         gradients = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
@@ -221,7 +231,8 @@ def test_every_agents_gradient_is_limited_and_its_noise_bounded(monkeypatch):
 
 @pytest.mark.parametrize("flags", [MOAT, f"{MOAT} --lstm --gamma 0.998", f"{TINY} --separate-critic --critic-n-step 3"])
 def test_one_agent_is_ppo_bit_by_bit(flags):
-    flags, logs = f"{flags} --reward-scale 0.5", []
+    flags = f"{flags} --reward-scale 0.5"
+    logs = []
     one = train(pbt, f"{flags} --num-agents 1")
     logs.append(written(the_run()))
     the_run().rename("first")

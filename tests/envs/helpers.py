@@ -42,7 +42,8 @@ def data_of(env, index):
     """MuJoCo's own model and data of an environment's present state, kinematics and contacts included."""
     model = env.engine.models[index % len(env.engine.models)]
     data = mujoco.MjData(model)
-    data.qpos[:], data.qvel[:] = env.engine.qpos[index].double(), env.engine.qvel[index].double()
+    data.qpos[:] = env.engine.qpos[index].double()
+    data.qvel[:] = env.engine.qvel[index].double()
     mujoco.mj_forward(model, data)
     return model, data
 
@@ -68,11 +69,15 @@ class StillEngine:
     """
 
     def __init__(self, name, models, num_envs, substeps, bodies, device, **buffers):
-        self.name, self.models, self.bodies, self.substeps = "still", Specs(models), bodies, substeps
+        self.name = "still"
+        self.models = Specs(models)
+        self.bodies = bodies
+        self.substeps = substeps
         model = self.models[0].compile()
         self.timestep = model.opt.timestep
         self.broken = torch.zeros(num_envs, dtype=torch.bool)
-        self.qpos, self.qvel = torch.zeros(num_envs, model.nq), torch.zeros(num_envs, model.nv)
+        self.qpos = torch.zeros(num_envs, model.nq)
+        self.qvel = torch.zeros(num_envs, model.nv)
         self.sensors = torch.zeros(num_envs, model.nsensordata)
         self.mocap = torch.zeros(num_envs, model.nmocap, 7)
         self.body_pos, self.body_linvel, self.body_angvel = torch.zeros(3, num_envs, len(bodies), 3)
@@ -85,7 +90,8 @@ class StillEngine:
                 self._free.append((i, model.jnt_qposadr[joint]))
 
     def step(self, ctrl, xfrc=None):
-        self.ctrl, self.xfrc = ctrl.clone(), xfrc
+        self.ctrl = ctrl.clone()
+        self.xfrc = xfrc
 
     def set_state(self, mask, qpos, qvel):
         self.qpos = torch.where(mask[:, None], qpos, self.qpos)

@@ -132,7 +132,8 @@ def test_scaled_actions_reach_the_bounds_exactly(low, high):
     env = Adapter(3, "cpu", 1)
     env.set_action_space(gymnasium.spaces.Box(low, high, (2, 1), np.float64))
     if high > 1e30:  # stands for no bound
-        low, high = -1.0, 1.0
+        low = -1.0
+        high = 1.0
     scaled = env.scale(torch.tensor([[-1.0, 1.0], [0.0, 0.5], [1.0, -1.0]]))
     assert env.num_actions == 2
     assert scaled.shape == (3, 2, 1)

@@ -132,9 +132,14 @@ def test_success_begins_the_next_goal_within_the_step(make_still):
     env = make_still(2)
     put_at_goal(env, 0)
     put_at_goal(env, 1)
-    env.lifted[:], env.near_steps[0], env.near_steps[1] = True, 29, 5
-    env.closest_keypoint[:], env.closest_fingertip[:], env.episode_step[:] = 0.001, 0.001, 100
-    joints, velocity = env.engine.qpos[:, :23].clone(), env.engine.qvel[:, :23].clone()
+    env.lifted[:] = True
+    env.near_steps[0] = 29
+    env.near_steps[1] = 5
+    env.closest_keypoint[:] = 0.001
+    env.closest_fingertip[:] = 0.001
+    env.episode_step[:] = 100
+    joints = env.engine.qpos[:, :23].clone()
+    velocity = env.engine.qvel[:, :23].clone()
     obs, reward, terminated, truncated, info = act(env, torch.zeros(2, 23))
     assert not (terminated | truncated).any()
     assert torch.equal(info["final_obs"], obs)
@@ -244,7 +249,8 @@ def test_arm_targets_integrate_up_to_the_limits_and_hand_targets_are_absolute(ma
     action[0, 7:] = torch.linspace(-1.0, 1.0, 16)
     act(env, action)
     assert torch.allclose(env.engine.ctrl[0, :7], before[0, :7] + 0.5 * 0.1667)
-    lower, upper = torch.tensor(scene.JOINT_LOWER[7:]).float(), torch.tensor(scene.JOINT_UPPER[7:]).float()
+    lower = torch.tensor(scene.JOINT_LOWER[7:]).float()
+    upper = torch.tensor(scene.JOINT_UPPER[7:]).float()
     share = torch.linspace(0.0, 1.0, 16)
     assert torch.allclose(env.engine.ctrl[0, 7:], (1.0 - share) * lower + share * upper, atol=1e-6)
     act(env, torch.full((1, 23), 5.0))  # clamped to 1
@@ -257,7 +263,8 @@ def test_arm_targets_integrate_up_to_the_limits_and_hand_targets_are_absolute(ma
 
 
 def test_push_is_renewed_or_fades():
-    force, noise = torch.tensor([[1.0, 2.0, 3.0]] * 2), torch.tensor([[1.0, -1.0, 0.5]] * 2)
+    force = torch.tensor([[1.0, 2.0, 3.0]] * 2)
+    noise = torch.tensor([[1.0, -1.0, 0.5]] * 2)
     pushed = task.next_push(force, torch.tensor([0.05, 0.05]), torch.tensor([0.0499, 0.0501]), noise)
     assert pushed[0].tolist() == pytest.approx([0.3, -0.3, 0.15])
     assert pushed[1].tolist() == pytest.approx([0.99791, 1.99581, 2.99372], abs=1e-5)
@@ -302,11 +309,14 @@ def test_geometry_by_hand():
 
 def test_reset_distribution(make_still, nothing_in_the_way):
     env = make_still(4000)
-    joints, velocity = env.engine.qpos[:, :23], env.engine.qvel[:, :23]
-    lower, upper = torch.tensor(scene.JOINT_LOWER).float(), torch.tensor(scene.JOINT_UPPER).float()
+    joints = env.engine.qpos[:, :23]
+    velocity = env.engine.qvel[:, :23]
+    lower = torch.tensor(scene.JOINT_LOWER).float()
+    upper = torch.tensor(scene.JOINT_UPPER).float()
     default = torch.tensor(scene.DEFAULT_POSE).float()
     free = torch.arange(23) != 19
-    low, high = 0.9 * default + 0.1 * lower, 0.9 * default + 0.1 * upper
+    low = 0.9 * default + 0.1 * lower
+    high = 0.9 * default + 0.1 * upper
     span = (high - low)[free]
     assert (joints >= low - 1e-6)[:, free].all()
     assert (joints <= high + 1e-6)[:, free].all()
@@ -325,12 +335,15 @@ def test_reset_distribution(make_still, nothing_in_the_way):
 
 def test_objects_start_above_the_table(make_still, nothing_in_the_way):
     env = make_still(4000)
-    position, quaternion = env.engine.qpos[:, 23:26].double().numpy(), env.engine.qpos[:, 26:30].double().numpy()
+    position = env.engine.qpos[:, 23:26].double().numpy()
+    quaternion = env.engine.qpos[:, 26:30].double().numpy()
     assert (np.abs(position[:, :2]) <= 0.1).all()
     assert (position[:, 2] >= 0.61 - 1e-6).all()
     assert position[:, :2].std(0) == pytest.approx([0.1 / math.sqrt(3.0)] * 2, abs=0.002)
     signs = np.array([[x, y, z] for x in (-1, 1) for y in (-1, 1) for z in (-1, 1)])
-    lowest, matrix, scales = np.zeros(4000), np.zeros(9), scene.object_scales()
+    lowest = np.zeros(4000)
+    matrix = np.zeros(9)
+    scales = scene.object_scales()
     for i in range(4000):
         mujoco.mju_quat2Mat(matrix, quaternion[i])
         corners = signs * 0.025 * scales[i % 947]
@@ -375,7 +388,8 @@ def test_every_environment_has_the_object_of_its_number(make_still, monkeypatch)
 # -------------------------------------------------------------------- with physics
 
 
-CENTRE, CORNERS = np.zeros((1, 3)), np.array([[1, 1, 1], [1, 1, -1], [-1, -1, 1], [-1, -1, -1]])
+CENTRE = np.zeros((1, 3))
+CORNERS = np.array([[1, 1, 1], [1, 1, -1], [-1, -1, 1], [-1, -1, -1]])
 
 
 @pytest.mark.parametrize("env_id, arms, pattern", [
@@ -388,7 +402,8 @@ def test_observation_layout(env_id, arms, pattern):
     env = started(env_id, 2, seed=3)
     for action in random_actions(env, 5):
         reward = env.step(action)[1]
-    env.successes[:], env.lifted[1] = 3.0, True
+    env.successes[:] = 3.0
+    env.lifted[1] = True
     obs = env.observe().double().numpy()
     for i in range(2):
         model, data = data_of(env, i)
@@ -398,7 +413,8 @@ def test_observation_layout(env_id, arms, pattern):
             return data.body(name).xpos + data.body(name).xmat.reshape(3, 3) @ offset
 
         def motion(name):
-            velocity, body = np.zeros(6), data.body(name)
+            velocity = np.zeros(6)
+            body = data.body(name)
             mujoco.mj_objectVelocity(model, data, mujoco.mjtObj.mjOBJ_XBODY, body.id, velocity, 0)
             return [*body.xquat[[1, 2, 3, 0]], *velocity[3:], *velocity[:3]]
 

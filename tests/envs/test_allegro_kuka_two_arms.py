@@ -13,7 +13,8 @@ from tests.envs.helpers import data_of, started, touching
 from tests.envs.test_allegro_kuka import rewards
 from tests.envs.test_allegro_kuka_grasp import GRASP, LIFT, RESTING_HEIGHT, follow
 
-REGRASPING, REORIENTATION = "AllegroKukaTwoArmsRegrasping", "AllegroKukaTwoArmsReorientation"
+REGRASPING = "AllegroKukaTwoArmsRegrasping"
+REORIENTATION = "AllegroKukaTwoArmsReorientation"
 PARTITION, HOLE, BARRIER = (REORIENTATION + name for name in ("Partition", "Hole", "Barrier"))
 START = np.tile(np.clip(scene.TWO_ARMS.pose, scene.JOINT_LOWER, scene.JOINT_UPPER), 2)
 # The left arm (rad) with its middle fingertip at x = 0, 0.34 m over the table.
@@ -97,7 +98,9 @@ def test_fingertips_of_both_hands_pay_also_once_lifted():
         assert rewards(**closer, **state, fingertips_once_lifted=True)["fingertip"] == pytest.approx(5.0)
     assert rewards(**closer, lifted=True)["fingertip"] == 0.0
     env = started(REGRASPING, 2)
-    env.lifted[:], env.closest_keypoint[:], env.closest_fingertip[:] = True, 0.0, env.fingertip_distance() + 0.1
+    env.lifted[:] = True
+    env.closest_keypoint[:] = 0.0
+    env.closest_fingertip[:] = env.fingertip_distance() + 0.1
     env.engine.qvel[:, :46] = 5.0  # speed costs nothing
     env.engine.step = lambda *args: None
     _, reward, *_, info = env.step(torch.zeros(2, 46))
@@ -171,7 +174,8 @@ def test_every_object_fits_through_the_hole():
 def test_the_partition_stands_until_a_hand_pushes_it_over():
     """The left arm reaches forward; the board falls to the other side, and a reset puts it up again."""
     env = started(PARTITION, 2)
-    qpos, qvel = env.engine.qpos.clone(), torch.zeros_like(env.engine.qvel)
+    qpos = env.engine.qpos.clone()
+    qvel = torch.zeros_like(env.engine.qvel)
     qpos[:, :46] = torch.tensor(START)
     qpos[:, 46:49] = torch.tensor([-0.3, 0.15, 0.7])
     env.engine.set_state(torch.tensor([True, True]), qpos, qvel)

@@ -49,12 +49,14 @@ def act(env, action=None):
 
 def push(x, y=0.0, z=TABLE_TOP + 0.025, steps_left=100):
     """push_terms of one cube at x, y from its goal."""
-    cube, goal = torch.tensor([[0.1 + x, -0.2 + y, z]]), torch.tensor([[0.1, -0.2, TABLE_TOP + 0.025]])
+    cube = torch.tensor([[0.1 + x, -0.2 + y, z]])
+    goal = torch.tensor([[0.1, -0.2, TABLE_TOP + 0.025]])
     terms, reached, lost = task.push_terms(cube, goal, torch.tensor([steps_left]))
     return {name: value.item() for name, value in terms.items()}, reached.item(), lost.item()
 
 
-LIFTED, NOT_LIFTED = TABLE_TOP + 0.0901, TABLE_TOP + 0.0899
+LIFTED = TABLE_TOP + 0.0901
+NOT_LIFTED = TABLE_TOP + 0.0899
 
 
 @pytest.mark.parametrize("state, expected, reached, lost", [
@@ -104,7 +106,8 @@ def test_push_episode(make_still):
 def stack(cube, base=(0.0, 0.0, TABLE_TOP + 0.035), grip=(1.0, 0.0, 0.0), tips=None):
     """stack_terms of one cube; grip site and tips given from the cube's centre."""
     tips = [grip, grip] if tips is None else tips
-    cube, base = torch.tensor([cube]), torch.tensor([base])
+    cube = torch.tensor([cube])
+    base = torch.tensor([base])
     terms, stacked = task.stack_terms(cube, base, cube[:, None] + torch.tensor([[grip, *tips]]))
     return {name: value.item() for name, value in terms.items()}, stacked.item()
 
@@ -192,7 +195,9 @@ def test_an_action_is_an_acceleration_of_the_hand(make_still):
 @both
 def test_reset_distribution(make_still, env_id):
     env = make_still(env_id, 4000)
-    stack, joints, velocity = env_id == "FrankaCubeStack", env.engine.qpos[:, :9], env.engine.qvel
+    stack = env_id == "FrankaCubeStack"
+    joints = env.engine.qpos[:, :9]
+    velocity = env.engine.qvel
     default = torch.tensor(robot.DEFAULT_POSE).float()
     offset = (joints - default)[:, :7]
     assert offset.abs().max() <= 0.25 + 1e-6
@@ -201,14 +206,16 @@ def test_reset_distribution(make_still, env_id):
     assert offset.std(0).tolist() == pytest.approx([0.25 / math.sqrt(3.0)] * 7, abs=0.005)
     assert torch.equal(joints[:, 7:], torch.full((4000, 2), 0.035))
     assert (velocity == 0).all()
-    cube, target = env.cube(), env.target()
+    cube = env.cube()
+    target = env.target()
     assert velocity.shape == (4000, 21 if stack else 15)
     for position, half in ((cube[:, :3], 0.025), (target, 0.035 if stack else 0.025)):  # cube B not in the table
         assert torch.allclose(position[:, 2], torch.tensor(TABLE_TOP + half))
         assert position[:, :2].abs().max() <= 0.25
         assert (position[:, :2].abs().amax(0) > 0.245).all()
     assert target[:, :2].std(0).tolist() == pytest.approx([0.25 / math.sqrt(3.0)] * 2, abs=0.005)
-    distance, least = (cube[:, :2] - target[:, :2]).norm(dim=1), 0.1697 if stack else 0.1414
+    distance = (cube[:, :2] - target[:, :2]).norm(dim=1)
+    least = 0.1697 if stack else 0.1414
     assert (distance < least).sum() <= 3
     assert distance.min() < least + 0.01
     for quaternion in [cube[:, 3:]] + [env.engine.qpos[:, 19:]] * stack:
@@ -231,7 +238,8 @@ def test_observation_layout(env_id):
         obs, *_ = env.step(action)
     for i in range(2):
         _, data = data_of(env, i)
-        cube, grip = data.body("cube_a"), data.body("panda_grip_site")
+        cube = data.body("cube_a")
+        grip = data.body("panda_grip_site")
         target = data.body("cube_b").xpos if env_id == "FrankaCubeStack" else env.goal[i].numpy()
         expected = [*cube.xquat[[1, 2, 3, 0]], *cube.xpos, *(target - cube.xpos)]
         expected += [*grip.xpos, *grip.xquat[[1, 2, 3, 0]], *data.qpos[7:9]]

@@ -95,7 +95,8 @@ def test_progress_to_the_goal_pays_double_from_the_lift_on():
     env = placed(goal=(0.0, 1.0, 0.5), lifted=True)
     towards = torch.tensor([[0.0, 1.0, 0.0, 0.0, 0.0, 0.0]])
     paid = [reward(env, action) for action in (towards, towards, -towards, towards, towards)]
-    step, cost = 0.3 * 2.0 * 0.08, 0.3 * 0.0005
+    step = 0.3 * 2.0 * 0.08
+    cost = 0.3 * 0.0005
     assert paid == pytest.approx([-cost, step - cost, -cost, -cost, step - cost], abs=1e-6)
 
 

@@ -16,7 +16,8 @@ from tests.envs.helpers import StillEngine, data_of, random_actions, simulate, s
 START = np.clip(np.zeros(16), robot.JOINT_LOWER, robot.JOINT_UPPER)
 # Joint targets (rad) that hold the cube, found by random search.
 SHUT = [0.04, 0.58, 0.8, 0.78, 0.0, 1.11, 0.92, 1.18, -0.31, 1.29, 0.86, 0.63, 0.91, 0.98, 0.6, 0.6]
-LOWER, UPPER = torch.tensor(robot.JOINT_LOWER).float(), torch.tensor(robot.JOINT_UPPER).float()
+LOWER = torch.tensor(robot.JOINT_LOWER).float()
+UPPER = torch.tensor(robot.JOINT_UPPER).float()
 
 
 # -------------------------------------------------------------------- the hand
@@ -69,7 +70,8 @@ def test_fingers_pressed_against_each_other_do_not_jitter(model):
     simulate(model, data, 2.0)
     assert data.ncon >= 2
     assert min(data.contact.dist) > -0.002
-    before, speeds = data.qpos[:16].copy(), []
+    before = data.qpos[:16].copy()
+    speeds = []
     for _ in range(45):
         mujoco.mj_step(model, data)
         speeds.append(np.abs(data.qvel[:16]).max())
@@ -113,7 +115,8 @@ def test_a_grasped_cube_stays_when_the_hand_is_turned_over(model):
 
 
 def test_a_cube_that_starts_inside_the_fingers_is_not_shot_off(model):
-    rng, deepest = np.random.default_rng(0), 0.0
+    rng = np.random.default_rng(0)
+    deepest = 0.0
     for _ in range(60):
         first, second = rng.uniform(-math.pi, math.pi, 2)
         quaternion = np.zeros(4)
@@ -191,7 +194,8 @@ def test_a_success_brings_the_next_goal_at_once_and_leaves_all_else(make_still):
     env = make_still(2)
     put_cube(env, 0, off_goal=0.05)
     put_cube(env, 1, off_goal=0.3)
-    goal, qpos = env.goal.clone(), env.engine.qpos.clone()
+    goal = env.goal.clone()
+    qpos = env.engine.qpos.clone()
     obs, _, terminated, truncated, info = act(env)
     assert env.successes.tolist() == [1.0, 0.0]
     assert not (terminated | truncated).any()
@@ -252,7 +256,8 @@ def test_actions_are_absolute_targets(make_still):
 ])  # fmt: skip
 def test_reset_distribution(make_still, env_class, start):
     env = make_still(4000, env_class)
-    joints, count = env.engine.qpos[:, : env.num_joints], env.num_joints
+    joints = env.engine.qpos[:, : env.num_joints]
+    count = env.num_joints
     low, high = ((0.2 * limit).clamp(env.lower, env.upper) for limit in (env.lower, env.upper))
     assert (joints >= low - 1e-6).all()
     assert (joints <= high + 1e-6).all()
@@ -281,12 +286,17 @@ def test_observation_layout(env_id):
         obs = env.step(action)[0].double().numpy()
     for i in range(2):
         model, data = data_of(env, i)
-        joints, lower, upper = data.qpos[: env.num_joints], env.lower.numpy(), env.upper.numpy()
-        cube, goal, relative = data.body("cube"), env.goal[i].double().numpy(), np.zeros(4)
+        joints = data.qpos[: env.num_joints]
+        lower = env.lower.numpy()
+        upper = env.upper.numpy()
+        cube = data.body("cube")
+        goal = env.goal[i].double().numpy()
+        relative = np.zeros(4)
         mujoco.mju_mulQuat(relative, cube.xquat, goal * [1, -1, -1, -1])
 
         def motion(name):
-            velocity, body = np.zeros(6), data.body(name)
+            velocity = np.zeros(6)
+            body = data.body(name)
             mujoco.mj_objectVelocity(model, data, mujoco.mjtObj.mjOBJ_XBODY, body.id, velocity, 0)
             return [*body.xpos, *body.xquat[[1, 2, 3, 0]], *velocity[3:], *velocity[:3]]
 
@@ -303,7 +313,8 @@ def test_observation_layout(env_id):
 def test_joint_forces_are_zeros_unless_switched_on(make_still, monkeypatch):
     """The hand of the original reads sensors that it never enables; ShadowHand's are on."""
     env = make_still(2)
-    env.engine.sensors[:, :16], env.engine.sensors[:, 16:] = 0.2, 0.0
+    env.engine.sensors[:, :16] = 0.2
+    env.engine.sensors[:, 16:] = 0.0
     assert torch.equal(env.observe()[:, 32:48], torch.zeros(2, 16))
     monkeypatch.setattr(task.AllegroHand, "joint_force_sensors", True)
     assert (env.observe()[:, 32:48] != 0.0).all()

@@ -41,7 +41,9 @@ def build(floating=True):
 def start(model, pose=(0.0,) * 24, cube=OUT_OF_THE_WAY):
     """Data with the joints in `pose`, the drives' targets there too, and the cube at `cube` (7)."""
     data = mujoco.MjData(model)
-    data.qpos[:24], data.qpos[24:], data.ctrl[:] = pose, cube, np.array(pose)[robot.DRIVEN]
+    data.qpos[:24] = pose
+    data.qpos[24:] = cube
+    data.ctrl[:] = np.array(pose)[robot.DRIVEN]
     mujoco.mj_forward(model, data)
     return data
 
@@ -82,7 +84,8 @@ def test_tendons():
     assert np.allclose(model.tendon_range, [(-0.001, 0.001)] * 4)
     for i, finger in enumerate(("FF", "MF", "RF", "LF")):
         data = start(model)
-        data.qpos[model.joint(finger + "J0").id], data.qpos[model.joint(finger + "J1").id] = 0.5, 0.4
+        data.qpos[model.joint(finger + "J0").id] = 0.5
+        data.qpos[model.joint(finger + "J1").id] = 0.4
         mujoco.mj_forward(model, data)
         assert data.ten_length[i] == pytest.approx(0.5 * 0.00705 - 0.4 * 0.00805)
         assert np.delete(data.ten_length, i).tolist() == [0.0] * 3
@@ -105,7 +108,9 @@ def test_forward_kinematics():
 
 
 def test_the_hand_touches_itself_only_in_the_listed_pairs():
-    model, rng, seen = build(), np.random.default_rng(0), set()
+    model = build()
+    rng = np.random.default_rng(0)
+    seen = set()
     assert model.npair == len(robot.TOUCHING_PAIRS) == 18
     assert (model.pair_dim == 1).all()
     listed = {frozenset(pair) for pair in robot.TOUCHING_PAIRS}
@@ -124,9 +129,11 @@ def test_the_hand_touches_itself_only_in_the_listed_pairs():
 
 
 def test_joints_reach_their_targets_and_the_coupled_ones_follow():
-    model, rng = build(), np.random.default_rng(0)
+    model = build()
+    rng = np.random.default_rng(0)
     model.opt.disableflags |= mujoco.mjtDisableBit.mjDSBL_CONTACT.value
-    data, slack = start(model), robot.TENDON_SLACK / robot.TENDON_ARMS[0]
+    data = start(model)
+    slack = robot.TENDON_SLACK / robot.TENDON_ARMS[0]
     lower, upper = model.actuator_ctrlrange.T
     for _ in range(8):
         before = data.qpos[robot.DRIVEN].copy()
@@ -144,7 +151,9 @@ def test_joints_reach_their_targets_and_the_coupled_ones_follow():
 
 
 def test_a_cube_dropped_into_the_palm_comes_to_rest():
-    model, rng, kept = build(floating=False), np.random.default_rng(1), 0
+    model = build(floating=False)
+    rng = np.random.default_rng(1)
+    kept = 0
     for _ in range(8):
         quaternion = rng.standard_normal(4)
         cube = [*(np.array([0, -0.39, 0.6]) + rng.uniform(-0.01, 0.01, 3)), *quaternion / np.linalg.norm(quaternion)]
@@ -152,7 +161,8 @@ def test_a_cube_dropped_into_the_palm_comes_to_rest():
         simulate(model, data, 2.0)
         if data.qpos[26] < 0.4:  # of 400 cubes 7 % bounced off the open hand
             continue
-        kept, rest = kept + 1, data.qpos.copy()
+        kept = kept + 1
+        rest = data.qpos.copy()
         for _ in range(240):
             mujoco.mj_step(model, data)
             assert depth(data) < 0.001
@@ -196,9 +206,12 @@ def test_actions_are_absolute_targets(env):
     targets = []
     env.engine.step = targets.append
     action = torch.zeros(3, 20)
-    action[1], action[2, 0], action[2, 19] = 1.0, -1.0, 0.5
+    action[1] = 1.0
+    action[2, 0] = -1.0
+    action[2, 19] = 0.5
     env.step(action)
-    lower, upper = robot.JOINT_LOWER[robot.DRIVEN], robot.JOINT_UPPER[robot.DRIVEN]
+    lower = robot.JOINT_LOWER[robot.DRIVEN]
+    upper = robot.JOINT_UPPER[robot.DRIVEN]
     assert np.allclose(targets[0][0], (lower + upper) / 2, atol=1e-6)
     assert np.allclose(targets[0][1], upper)
     assert targets[0][2, [0, 1, 19]].tolist() == pytest.approx([-0.489, -0.1045, -0.39275])
@@ -208,14 +221,16 @@ def test_actions_are_absolute_targets(env):
 def test_fingertip_sensors_feel_a_push(finger):
     """A push on a fingertip passes to the link before it: minus the push, in the fingertip's axes."""
     model = build()
-    body, first = robot.FINGERTIP_BODIES[finger], 48 + 6 * finger
+    body = robot.FINGERTIP_BODIES[finger]
+    first = 48 + 6 * finger
     data = start(model)
     simulate(model, data, 1.0)
     before = data.sensordata.copy()
     push = np.array([0.0, 0.0, -0.5])
     data.body(body).xfrc_applied[:3] = push
     simulate(model, data, 1.0)
-    axes, arm = data.body(body).xmat.reshape(3, 3), data.body(body).xipos - data.body(body).xpos
+    axes = data.body(body).xmat.reshape(3, 3)
+    arm = data.body(body).xipos - data.body(body).xpos
     weight = np.linalg.norm(before[first : first + 3])
     assert weight == pytest.approx(9.81 * model.body(body).mass[0], rel=0.01)  # the compensation acts at the joints
     push = push + [0, 0, -weight]
@@ -226,7 +241,8 @@ def test_fingertip_sensors_feel_a_push(finger):
 def test_joint_forces_are_those_of_drives_and_limits(env):
     """A torque on a joint at rest: its drive or, at the joint's limit, the limit holds against it."""
     model = build()
-    data, names = start(model), robot.JOINT_NAMES
+    data = start(model)
+    names = robot.JOINT_NAMES
     data.qfrc_applied[names.index("FFJ2")] = 0.3  # against the drive
     data.qfrc_applied[names.index("MFJ1")] = -0.4  # against the lower limit
     simulate(model, data, 2.0)

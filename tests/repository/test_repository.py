@@ -43,7 +43,8 @@ def parse(script):
 
 def definitions(script):
     """Source of everything that stands at the top level of a script, name -> text."""
-    text, found = (ROOT / script).read_text(), {}
+    text = (ROOT / script).read_text()
+    found = {}
     for node in ast.parse(text).body:
         names = [node.name] if hasattr(node, "name") else []
         for target in getattr(node, "targets", []):
@@ -96,7 +97,8 @@ def test_a_script_imports_nothing_of_the_repository_but_harness(script):
 @every_script
 def test_every_flag_is_documented_and_read(script):
     """Refusing a flag's value is not reading it."""
-    read, documented = set(), re.findall(r'^    (\w+): .*\n    """.+"""$', (ROOT / script).read_text(), re.MULTILINE)
+    read = set()
+    documented = re.findall(r'^    (\w+): .*\n    """.+"""$', (ROOT / script).read_text(), re.MULTILINE)
     for part in [part for path in (ROOT / script, *HARNESS) for part in ast.parse(path.read_text()).body]:
         if getattr(part, "name", "") not in ("Args", "check_args", "check_common_args", "check_resumable"):
             read |= set(re.findall(r"\b(?:args|given)\.(\w+)", ast.unparse(part)))
@@ -287,7 +289,8 @@ def test_the_documents_give_the_true_defaults():
     compared = 0
     for point, here, *_ in table("point"):
         for name, value in re.findall(r"`--([\w-]+)(?: ([\d.]+))?`", here):
-            off, field = name.startswith("no-"), re.sub("^no-", "", name).replace("-", "_")
+            off = name.startswith("no-")
+            field = re.sub("^no-", "", name).replace("-", "_")
             default = getattr(epo.Args() if hasattr(epo.Args(), field) else cpo.Args(), field)
             compared += 1
             if value or isinstance(default, bool):

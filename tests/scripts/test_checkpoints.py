@@ -216,7 +216,8 @@ def test_a_new_run_begins_with_the_loaded_network_and_normalisers(script):
     first = the_run().rename("first")
     new = command(script, iterations=1).replace("--seed 5", f"--seed 6 {STILL}")
     assert train(script, f"{new} --load first") == 0
-    before, after = checkpoint(first), checkpoint(the_run())
+    before = checkpoint(first)
+    after = checkpoint(the_run())
     assert after["global_step"] == STEPS
     weights = {key for key in before["learner"]["agent"] if "_rms" not in key}
     assert all(torch.equal(before["learner"]["agent"][key], after["learner"]["agent"][key]) for key in weights)

@@ -135,7 +135,9 @@ def test_who_is_scored(script, flags, players, monkeypatch, capsys):
 class Counting(VectorEnv):
     """The return says how many steps an episode had."""
 
-    num_obs, num_actions, max_episode_steps = 1, 1, 5
+    num_obs = 1
+    num_actions = 1
+    max_episode_steps = 5
     curriculum = ("level",)
 
     def __init__(self, num_envs, device, seed):

@@ -408,7 +408,9 @@ def test_a_working_directory_without_room_for_the_folder_of_runs_is_refused(caps
 class Asleep(VectorEnv):
     """A ball that MuJoCo may let sleep."""
 
-    num_obs, num_actions, max_episode_steps = 7, 1, 10
+    num_obs = 7
+    num_actions = 1
+    max_episode_steps = 10
 
     def __init__(self, num_envs, device, seed, engine="mujoco"):
         super().__init__(num_envs, device, seed)

@@ -99,7 +99,8 @@ def test_the_camera_is_the_tasks_own():
 def test_a_push_moves_the_object_and_nothing_else():
     env = envs.make("FrankaCubePush", 3)
     env.reset()
-    qpos, qvel = env.engine.qpos.clone(), env.engine.qvel.clone()
+    qpos = env.engine.qpos.clone()
+    qvel = env.engine.qvel.clone()
     view.push(env, [0, 2], torch.tensor([0.3, -0.4, 0.5]))
     expected = torch.zeros_like(qvel)
     expected[[0, 2], 9:12] = torch.tensor([0.3, -0.4, 0.5])  # after the arm's and the gripper's nine joints
