@@ -30,10 +30,15 @@ ARMATURE = 1e-3  # kg m^2
 JOINT_DAMPING = EFFORT / HAND_SPEED  # N m s / rad
 
 MOUNT_SHIFT = np.array([-0.01643800, 0.0, -0.07100000])  # from the arm's last link to this hand's mount
-MOUNT = (0.4654, (-0.007336, -0.0184136, 0.0721728),
-         (0.00051079, 0.00049481, 0.00022201, -7.5671e-06, 2.9659e-05, 7.4446e-05),
-         [("cylinder", (0, 0, 0), (0, 0, 0.023), 0.0380),
-          ("box", (0.0204, 0.0203, 0.0751), (0.0551, 0.0492, 0.0463), (0, 0.38268, 0.92388, 0))])  # fmt: skip
+MOUNT = (
+    0.4654,
+    (-0.007336, -0.0184136, 0.0721728),
+    (0.00051079, 0.00049481, 0.00022201, -7.5671e-06, 2.9659e-05, 7.4446e-05),
+    [
+        ("cylinder", (0, 0, 0), (0, 0, 0.023), 0.0380),
+        ("box", (0.0204, 0.0203, 0.0751), (0.0551, 0.0492, 0.0463), (0, 0.38268, 0.92388, 0)),
+    ],
+)
 # Mass, centre of mass and inertia of links 0-3. Of the published inertias, only that of a finger's link 0 is physically
 # possible. The others here are those of the same mass, spread evenly over the link's convex hull. Link 3 carries the
 # pad.

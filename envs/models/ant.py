@@ -29,11 +29,13 @@ LEGS = [
 # fmt: on
 FOOT_BODIES = [name + "_foot" for name, *_ in LEGS]
 JOINT_NAMES = ["%s_%d" % (joint, i) for i in range(1, 5) for joint in ("hip", "ankle")]
-JOINT_LOWER, JOINT_UPPER, DEFAULT_POSE = np.array([
-    limits
-    for _, _, sign, _ in LEGS
-    for limits in ((-HIP_LIMIT, HIP_LIMIT, 0.0), (*sorted(sign * ANKLE_LIMITS), sign * ANKLE_LIMITS[0]))
-]).T  # fmt: skip
+JOINT_LOWER, JOINT_UPPER, DEFAULT_POSE = np.array(
+    [
+        limits
+        for _, _, sign, _ in LEGS
+        for limits in ((-HIP_LIMIT, HIP_LIMIT, 0.0), (*sorted(sign * ANKLE_LIMITS), sign * ANKLE_LIMITS[0]))
+    ]
+).T
 
 
 def build():

@@ -91,8 +91,17 @@ LINKS = [
      [("box", (0, -0.01221, 0.02628), (0.01001, 0.01135, 0.02627), (1, 0, 0, 0)),
       ("box", (0, -0.0015, 0.0441), (0.0065, 0.002, 0.0065), (1, 0, 0, 0))]),
 ]  # fmt: skip
-JOINT_LIMITS = [(-2.8973, 2.8973), (-1.7628, 1.7628), (-2.8973, 2.8973), (-3.0718, -0.0698), (-2.8973, 2.8973),
-                (-0.0175, 3.7525), (-2.8973, 2.8973), (0.0, FINGER_OPEN), (0.0, FINGER_OPEN)]  # fmt: skip
+JOINT_LIMITS = [
+    (-2.8973, 2.8973),
+    (-1.7628, 1.7628),
+    (-2.8973, 2.8973),
+    (-3.0718, -0.0698),
+    (-2.8973, 2.8973),
+    (-0.0175, 3.7525),
+    (-2.8973, 2.8973),
+    (0.0, FINGER_OPEN),
+    (0.0, FINGER_OPEN),
+]
 JOINT_LOWER, JOINT_UPPER = np.array(JOINT_LIMITS).T
 LINK_MASS = np.array([link[2] for link in LINKS])  # (9,)
 LINK_COM = np.array([link[3] for link in LINKS])  # (9, 3)
@@ -101,14 +110,17 @@ LINK_INERTIA = np.array([link[4] for link in LINKS])[:, [[0, 3, 4], [3, 1, 5], [
 # Only drawn: cylinders (end, end, radius, colour) that close the gaps at the joints, and their caps.
 ARM_DETAILS = [
     [((0, 0, -0.196), (0, 0, -0.188), 0.0700, GREY)],
-    [((0, 0, -0.105), (0, 0, 0.105), 0.0625, WHITE), ((0, 0, -0.119), (0, 0, 0.121), 0.0500, SILVER),
-     ((0, -0.006, 0.02), (0, -0.18, 0.01), 0.0600, WHITE)],
+    [
+        ((0, 0, -0.105), (0, 0, 0.105), 0.0625, WHITE),
+        ((0, 0, -0.119), (0, 0, 0.121), 0.0500, SILVER),
+        ((0, -0.006, 0.02), (0, -0.18, 0.01), 0.0600, WHITE),
+    ],
     [((0, 0, -0.150), (0, 0, -0.050), 0.0600, WHITE), ((0, 0, -0.128), (0, 0, -0.122), 0.0635, GREY)],
     [((0, 0, -0.100), (0, 0, 0.100), 0.0610, WHITE), ((0, 0, -0.114), (0, 0, 0.112), 0.0480, SILVER)],
     [((0, 0, -0.300), (0, 0.008, -0.200), 0.0560, WHITE), ((0, 0, -0.262), (0, 0, -0.256), 0.0620, GREY)],
     [((0, 0, -0.110), (0, 0, 0.055), 0.0530, WHITE), ((0, 0, -0.133), (0, 0, 0.063), 0.0420, SILVER)],
     [((0, 0, -0.050), (0, 0, 0.100), 0.0450, WHITE), ((0, 0, 0.060), (0, 0, 0.066), 0.0470, GREY)],
-]  # fmt: skip
+]
 
 # Pairs of bodies that overlap only because the primitives are larger than the real parts. MuJoCo itself ignores
 # contacts between a body and its parent, unless the parent is fixed to the world. The fingers need no contact with each
@@ -163,9 +175,13 @@ def add_franka(spec, pos):
         joint = "panda_finger_joint%d" % (i - 6)
         limits = JOINT_LIMITS[i]
         finger.add_joint(
-            name=joint, type=mujoco.mjtJoint.mjJNT_SLIDE, axis=(0, side, 0), range=limits, armature=FINGER_ARMATURE,
+            name=joint,
+            type=mujoco.mjtJoint.mjJNT_SLIDE,
+            axis=(0, side, 0),
+            range=limits,
+            armature=FINGER_ARMATURE,
             damping=(FINGER_JOINT_DAMPING, 0.0, 0.0),
-        )  # fmt: skip
+        )
         add_position_drive(spec, joint, FINGER_STIFFNESS, FINGER_DAMPING, FINGER_EFFORT, limits)
     for a, b in EXCLUDED_PAIRS:
         spec.add_exclude(bodyname1=a, bodyname2=b)
@@ -215,5 +231,5 @@ def _add_cube(spec, name, size, xy):
     cube.add_freejoint(name=name)
     cube.add_geom(
         name=name, type=mujoco.mjtGeom.mjGEOM_BOX, size=[size / 2] * 3, density=CUBE_DENSITY, rgba=(*WHITE, 1)
-    )  # fmt: skip
+    )
     draw_faces(cube, [size / 2] * 3)

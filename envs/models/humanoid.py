@@ -90,9 +90,17 @@ def build():
         add_shapes(bodies[name], shapes, **kind)
     for name, (link, height, axis, limits, stiffness, damping, armature, gear) in JOINTS.items():
         add_hinge(
-            spec, bodies[link], name, axis, np.deg2rad(limits), gear, pos=(0, 0, height),
-            stiffness=(stiffness, 0, 0), damping=(damping, 0, 0), armature=armature,
-        )  # fmt: skip
+            spec,
+            bodies[link],
+            name,
+            axis,
+            np.deg2rad(limits),
+            gear,
+            pos=(0, 0, height),
+            stiffness=(stiffness, 0, 0),
+            damping=(damping, 0, 0),
+            armature=armature,
+        )
     _draw_details(bodies)
     for name in FOOT_BODIES:
         add_wrench_sensor(spec, bodies[name])

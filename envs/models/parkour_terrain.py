@@ -223,9 +223,11 @@ def make_column(index):
     grounds.append(Box((begin, NUM_LEVELS * TILE_LENGTH + BORDER), across, -GROUND_THICKNESS, 0.0))
     boxes = [
         *grounds,
-        *floors, *[None] * (NUM_FLOORS - len(floors)),
-        *obstacles, *[None] * (NUM_LEVELS * NUM_OBSTACLES - len(obstacles)),
-    ]  # fmt: skip
+        *floors,
+        *[None] * (NUM_FLOORS - len(floors)),
+        *obstacles,
+        *[None] * (NUM_LEVELS * NUM_OBSTACLES - len(obstacles)),
+    ]
     return Column(kind, boxes, CELL * np.array(goals))
 
 

@@ -232,10 +232,16 @@ def test_sapg_eq_6_epo_eq_8_one_step_target(script):
     environments = [2, 1, 0]
     learners = [0, 0, 2]
     off = script.offpolicy_batch(
-        Network(), batch, torch.tensor(r), torch.tensor(next_s)[..., None], torch.tensor(ends), torch.tensor(ends),
-        torch.tensor(environments), torch.tensor(learners),
+        Network(),
+        batch,
+        torch.tensor(r),
+        torch.tensor(next_s)[..., None],
+        torch.tensor(ends),
+        torch.tensor(ends),
+        torch.tensor(environments),
+        torch.tensor(learners),
         SimpleNamespace(gamma=0.5, off_policy_lambda=0.0, off_policy_mu=True),
-    )  # fmt: skip
+    )
     for k, (e, i) in enumerate(zip(environments, learners)):
         for t in range(2):
             target = r[t][e] + 0.5 * (0.0 if ends[t][e] else 10 * (i + 1) * next_s[t][e] + 2)
@@ -290,9 +296,9 @@ def test_an_action_that_the_learner_would_not_have_taken_cuts_the_advantages_bef
     assert torch.allclose(found[5:], on[5:])  # the action itself is given
 
 
-every_value_loss = pytest.mark.parametrize("clip, clipped", [
-    ("--no-clip-vloss", False), ("--clip-vloss", True)
-], ids=["paper", "default, as released"])  # fmt: skip
+every_value_loss = pytest.mark.parametrize(
+    "clip, clipped", [("--no-clip-vloss", False), ("--clip-vloss", True)], ids=["paper", "default, as released"]
+)
 
 
 @every_script
@@ -366,9 +372,10 @@ def test_sapg_section_4_5_entropy_schedule(script, form):
     largest = {"paper": sigma * (M - 1), "released": sigma / 2}[form]
     made = make_minibatch(script, f"{POLICY_ONLY} {AS_SAPG[script]} --max-ent-coef {largest}")
     eps = made.args.clip_coef
-    met = assert_gradients(made, lambda rows: -mean(
-        clipped_surrogate(row, eps) + schedule[form][row.learner] * entropy(row) for row in rows
-    ))  # fmt: skip
+    met = assert_gradients(
+        made,
+        lambda rows: -mean(clipped_surrogate(row, eps) + schedule[form][row.learner] * entropy(row) for row in rows),
+    )
     assert {row.learner for row in met} == set(range(M))
 
 
@@ -444,9 +451,14 @@ def test_cpo_eq_10_imitation(temperature, clamps):
     made = make_minibatch(cpo, f"{POLICY_ONLY} --awac-coef 0.7 --awac-temperature {temperature}")
     eps = made.args.clip_coef
     followers = [1, 2, 3]
-    met = assert_gradients(made, lambda rows: sum(
-        0.7 * imitation(rows, temperature, i, most=100.0) - surrogate_of(rows, i, eps) for i in followers
-    ) / GROUPS, agents=followers)  # fmt: skip
+
+    def followers_loss(rows):
+        total = 0.0
+        for i in followers:
+            total = total + 0.7 * imitation(rows, temperature, i, most=100.0) - surrogate_of(rows, i, eps)
+        return total / GROUPS
+
+    met = assert_gradients(made, followers_loss, agents=followers)
     imitated = [row for row in met if row.kind == "awac"]
     assert {row.learner for row in imitated} == set(followers)
     assert any(math.exp(row.advantage / temperature) > 100 for row in imitated) == clamps
@@ -467,9 +479,11 @@ def test_cpo_eq_9_23_24_imitation_leads_to_the_constrained_optimum():
         return Z * sum(p / Z * (math.log(p / Z) - row.logprob) for p, row in zip(likely, rows))
 
     followers = [1, 2, 3]
-    assert_gradients(
-        made, lambda rows: 1e15 * sum(kl_to_optimum(rows, i) for i in followers) / GROUPS, agents=followers
-    )
+
+    def imitation_alone(rows):
+        return 1e15 * sum(kl_to_optimum(rows, i) for i in followers) / GROUPS
+
+    assert_gradients(made, imitation_alone, agents=followers)
 
 
 def test_cpo_eq_11_total():
@@ -607,17 +621,19 @@ def test_cpo_eq_25_reverse_kl(first):
     if first:
         assert_gradients(made, lambda rows: as_printed(rows) / GROUPS, agents=followers)
     assert_gradients(made, lambda rows: clipped(rows) / GROUPS, agents=followers)
-    assert_gradients(made, lambda rows: -sum(
-        surrogate_of(rows, LEADER, eps, kind) for kind in ("on-policy", "off-policy")
-    ) / GROUPS, agents=[LEADER])  # fmt: skip
+
+    def leaders_loss(rows):
+        return -sum(surrogate_of(rows, LEADER, eps, kind) for kind in ("on-policy", "off-policy")) / GROUPS
+
+    assert_gradients(made, leaders_loss, agents=[LEADER])
 
 
 # ---------------------------------------------------------------- EPO: the genetic algorithm
 
 
-@pytest.mark.parametrize("followers", [
-    (2, 10, 4), (1, 2, 10, 12), (5, 1, 3, 2, 4), (-2, -10, -4), (-1, 0, 1), (0.5, 0.25, 0.375)
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "followers", [(2, 10, 4), (1, 2, 10, 12), (5, 1, 3, 2, 4), (-2, -10, -4), (-1, 0, 1), (0.5, 0.25, 0.375)]
+)
 @pytest.mark.parametrize("gamma", [0.3, 0.5, 2.0])
 def test_epo_eq_3_when_fitness_has_spread(followers, gamma):
     """EPO Eq. 3: max f_k - min f_k > gamma median f_k, over all but the master. epo.py: fitness_spread.
@@ -643,16 +659,23 @@ def test_epo_eq_3_has_the_tasks_own_floor(monkeypatch, floor, fires):
     assert bool(record(epo, f"{TINY_POPULATION} --total-timesteps 1296 --ga-threshold 0.2").lineages) == fires
 
 
-@pytest.mark.parametrize("fitness, episodes, generation, flags, due", [
-    ((9, 2, 2.5, 3), 2.0, 0, dict(), True), ((9, 2, 2.5, 3), 1.99, 0, dict(), False),  # warm-up: ">="
-    ((9, 2, 2.5, 3), 1.99, 1, dict(), True),  # which is over
-    ((9, 2, 2, 3), 2.0, 0, dict(ga_threshold=0.5), False), ((9, 1.99, 2, 3), 2.0, 0, dict(ga_threshold=0.5), True),
-    ((math.nan, 2, 2.5, 3), 2.0, 0, dict(), True),  # the master's fitness is not waited for
-    ((9, 2, math.nan, 3), 2.0, 0, dict(ga_interval=1), False),
-    ((9, 2, 2.5, math.nan, 3), 5.0, 0, dict(), True), ((9, 2, 2.5, math.nan, 3), 4.99, 0, dict(), False),  # patience
-    ((9, 2, math.nan, 3), 9.0, 0, dict(), False),  # two parents and one to replace are needed
-    ((9, 2, 2, 2), 4.0, 1, dict(ga_interval=4), True), ((9, 2, 2, 3), 3.99, 1, dict(ga_interval=4), False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "fitness, episodes, generation, flags, due",
+    [
+        ((9, 2, 2.5, 3), 2.0, 0, dict(), True),
+        ((9, 2, 2.5, 3), 1.99, 0, dict(), False),  # warm-up: ">="
+        ((9, 2, 2.5, 3), 1.99, 1, dict(), True),  # which is over
+        ((9, 2, 2, 3), 2.0, 0, dict(ga_threshold=0.5), False),
+        ((9, 1.99, 2, 3), 2.0, 0, dict(ga_threshold=0.5), True),
+        ((math.nan, 2, 2.5, 3), 2.0, 0, dict(), True),  # the master's fitness is not waited for
+        ((9, 2, math.nan, 3), 2.0, 0, dict(ga_interval=1), False),
+        ((9, 2, 2.5, math.nan, 3), 5.0, 0, dict(), True),
+        ((9, 2, 2.5, math.nan, 3), 4.99, 0, dict(), False),  # patience
+        ((9, 2, math.nan, 3), 9.0, 0, dict(), False),  # two parents and one to replace are needed
+        ((9, 2, 2, 2), 4.0, 1, dict(ga_interval=4), True),
+        ((9, 2, 2, 3), 3.99, 1, dict(ga_interval=4), False),
+    ],
+)
 def test_epo_eq_3_and_when_a_generation_is_due(fitness, episodes, generation, flags, due):
     """EPO Eq. 3: ">", not ">="; or fixed intervals, in which it has no say. epo.py: generation_is_due."""
     args = SimpleNamespace(**{"ga_warmup": 2, "ga_interval": 0, "ga_threshold": 0.3, **flags})
@@ -690,14 +713,17 @@ def fitness_and_lineage(run):
                 whole[e] = True
 
 
-@pytest.mark.parametrize("flags", [
-    "--ga-threshold 0",  # as soon as the children have been judged
-    "--ga-threshold 0.2",
-    "--ga-threshold 0 --ga-warmup 5.01",
-    "--ga-threshold 1e9 --ga-interval 2.01",  # Eq. 3 has no say
-    "--ga-threshold 0 --ga-interval 6.01",
-    "--ga-threshold 1e9",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "--ga-threshold 0",  # as soon as the children have been judged
+        "--ga-threshold 0.2",
+        "--ga-threshold 0 --ga-warmup 5.01",
+        "--ga-threshold 1e9 --ga-interval 2.01",  # Eq. 3 has no say
+        "--ga-threshold 0 --ga-interval 6.01",
+        "--ga-threshold 1e9",
+    ],
+)
 def test_epo_algorithm_1_lines_8_to_11_when_a_generation_comes(flags):
     """EPO Algorithm 1: fitness of every follower, then Eq. 3, then the new generation, then data. epo.py: main().
 

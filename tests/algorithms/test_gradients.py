@@ -65,25 +65,29 @@ def loss_of(args):
     return loss
 
 
-@pytest.mark.parametrize("script, flags", [
-    (ppo, ""),
-    (ppo, "--ent-coef 0.1 --bounds-coef 0.5"),
-    (ppo, "--no-clip-vloss --separate-critic"),
-    (ppo, "--lstm"),
-    (sapg, "--off-policy-mu --max-ent-coef 0.3"),
-    (sapg, "--off-policy-ratio 3 --bounds-coef 0.5"),
-    (sapg, "--off-policy-mu --aggregation symmetric --off-policy-coef 0.5 --ent-coef -0.1"),
-    (sapg, "--lstm --off-policy-mu --off-policy-ratio 2"),
-    (sapg, "--separate-critic --off-policy-mu --off-policy-ratio 2 --bounds-coef 0.5"),
-    (sapg, "--no-clip-vloss --lstm --off-policy-ratio 0"),
-    (cpo, "--no-clip-vloss --awac-coef 0.5 --bounds-coef 0.5"),
-    (cpo, "--lstm --awac-coef 0.5 --reverse-kl-coef 0.3"),
-    (cpo, "--separate-critic --awac-coef 0.5 --reverse-kl-coef 0.3"),
-    (cpo, "--aggregation symmetric --awac-coef 0.5 --reverse-kl-coef 0.3"),  # of Eq. 25 are on-policy rows alone
-    (epo, "--off-policy-mu --off-policy-ratio 3"),
-    (epo, "--no-clip-vloss --separate-critic --max-ent-coef 0.3"),
-    (epo, "--lstm --off-policy-ratio 3 --max-ent-coef 0.3 --bounds-coef 0.5"),
-], ids=lambda x: x if isinstance(x, str) else x.__name__)  # fmt: skip
+@pytest.mark.parametrize(
+    "script, flags",
+    [
+        (ppo, ""),
+        (ppo, "--ent-coef 0.1 --bounds-coef 0.5"),
+        (ppo, "--no-clip-vloss --separate-critic"),
+        (ppo, "--lstm"),
+        (sapg, "--off-policy-mu --max-ent-coef 0.3"),
+        (sapg, "--off-policy-ratio 3 --bounds-coef 0.5"),
+        (sapg, "--off-policy-mu --aggregation symmetric --off-policy-coef 0.5 --ent-coef -0.1"),
+        (sapg, "--lstm --off-policy-mu --off-policy-ratio 2"),
+        (sapg, "--separate-critic --off-policy-mu --off-policy-ratio 2 --bounds-coef 0.5"),
+        (sapg, "--no-clip-vloss --lstm --off-policy-ratio 0"),
+        (cpo, "--no-clip-vloss --awac-coef 0.5 --bounds-coef 0.5"),
+        (cpo, "--lstm --awac-coef 0.5 --reverse-kl-coef 0.3"),
+        (cpo, "--separate-critic --awac-coef 0.5 --reverse-kl-coef 0.3"),
+        (cpo, "--aggregation symmetric --awac-coef 0.5 --reverse-kl-coef 0.3"),  # of Eq. 25 are on-policy rows alone
+        (epo, "--off-policy-mu --off-policy-ratio 3"),
+        (epo, "--no-clip-vloss --separate-critic --max-ent-coef 0.3"),
+        (epo, "--lstm --off-policy-ratio 3 --max-ent-coef 0.3 --bounds-coef 0.5"),
+    ],
+    ids=lambda x: x if isinstance(x, str) else x.__name__,
+)
 def test_gradient_of_minibatch_loss(script, flags):
     made = make_minibatch(script, flags)
     met = assert_gradients(made, loss_of(made.args))
@@ -95,20 +99,24 @@ def test_gradient_of_minibatch_loss(script, flags):
     assert any(row.kind == "awac" for row in met) == (script is cpo)
 
 
-@pytest.mark.parametrize("script, flags", [
-    (ppo, "--critic-n-step 3 --ent-coef 0.1 --reward-scale 0.1 --max-grad-norm 0.3"),
-    (ppo, "--lstm --update-epochs 4 --kl-threshold 0.002"),
-    (sapg, "--off-policy-mu --max-ent-coef 0.3"),
-    (sapg, "--off-policy-lambda 0"),  # SAPG Eq. 6 as it stands
-    (sapg, "--off-policy-mu --off-policy-coef 0.5 --critic-n-step 1 --gamma 0.9"),
-    (sapg, "--lstm --aggregation symmetric --off-policy-coef 0.5"),
-    (sapg, "--off-policy-ratio 0 --separate-critic"),
-    (cpo, "--lstm --awac-coef 0.5 --reverse-kl-coef 0.3 --adversarial-coef 0.05"),
-    (cpo, "--awac-coef 0.5 --off-policy-lambda 0.5"),
-    (cpo, "--awac-coef 0.5 --adversarial-coef 0.5 --critic-n-step 3 --reward-scale 0.1"),
-    (epo, "--ga-threshold 1e9 --kl-threshold 0.003"),
-    (epo, "--lstm --ga-threshold 0 --mutation-std 0 --num-elites 2 --total-timesteps 768"),
-], ids=lambda x: x if isinstance(x, str) else x.__name__)  # fmt: skip
+@pytest.mark.parametrize(
+    "script, flags",
+    [
+        (ppo, "--critic-n-step 3 --ent-coef 0.1 --reward-scale 0.1 --max-grad-norm 0.3"),
+        (ppo, "--lstm --update-epochs 4 --kl-threshold 0.002"),
+        (sapg, "--off-policy-mu --max-ent-coef 0.3"),
+        (sapg, "--off-policy-lambda 0"),  # SAPG Eq. 6 as it stands
+        (sapg, "--off-policy-mu --off-policy-coef 0.5 --critic-n-step 1 --gamma 0.9"),
+        (sapg, "--lstm --aggregation symmetric --off-policy-coef 0.5"),
+        (sapg, "--off-policy-ratio 0 --separate-critic"),
+        (cpo, "--lstm --awac-coef 0.5 --reverse-kl-coef 0.3 --adversarial-coef 0.05"),
+        (cpo, "--awac-coef 0.5 --off-policy-lambda 0.5"),
+        (cpo, "--awac-coef 0.5 --adversarial-coef 0.5 --critic-n-step 3 --reward-scale 0.1"),
+        (epo, "--ga-threshold 1e9 --kl-threshold 0.003"),
+        (epo, "--lstm --ga-threshold 0 --mutation-std 0 --num-elites 2 --total-timesteps 768"),
+    ],
+    ids=lambda x: x if isinstance(x, str) else x.__name__,
+)
 def test_every_update_of_a_run(script, flags):
     """All that comes before the loss and after it: advantages, targets, labels, Adam, normalisers, learning rate."""
     run = play(script, flags)
@@ -118,9 +126,19 @@ def test_every_update_of_a_run(script, flags):
     assert bool(run.lineages) == ("--mutation-std 0" in flags)
 
 
-@pytest.mark.parametrize("script, lstm", [
-    (ppo, ""), (sapg, ""), (cpo, ""), (epo, ""), (ppo, "--lstm"), (cpo, "--lstm"), (cpo, "--separate-critic"),
-], ids=lambda x: x if isinstance(x, str) else x.__name__)  # fmt: skip
+@pytest.mark.parametrize(
+    "script, lstm",
+    [
+        (ppo, ""),
+        (sapg, ""),
+        (cpo, ""),
+        (epo, ""),
+        (ppo, "--lstm"),
+        (cpo, "--lstm"),
+        (cpo, "--separate-critic"),
+    ],
+    ids=lambda x: x if isinstance(x, str) else x.__name__,
+)
 def test_finite_differences(script, lstm):
     """Every coordinate of the gradient is (L(theta + h) - L(theta - h)) / 2 h of the loss in plain numbers."""
     flags = "--num-envs 8 --num-steps 4 --hidden-sizes 3 --lstm-size 2 --ent-coef 0.1 --bounds-coef 0.5"

@@ -62,9 +62,13 @@ def test_one_agent_without_latent_is_ppo(task, network):
 @pytest.mark.parametrize("task", [f"{MOAT} --num-agents 4", TINY_POPULATION], ids=["moat", "drift"])
 @pytest.mark.parametrize("flags", ["--off-policy-ratio 0", "--off-policy-ratio 1 --bounds-coef 0.1"])
 @every_network
-@pytest.mark.parametrize("script, without, aggregation", [
-    (epo, "--ga-threshold 1e9", ""), (cpo, "--awac-coef 0", "--aggregation one-follower"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "script, without, aggregation",
+    [
+        (epo, "--ga-threshold 1e9", ""),
+        (cpo, "--awac-coef 0", "--aggregation one-follower"),
+    ],
+)
 def test_without_its_own_terms_it_is_sapg(task, flags, network, script, without, aggregation):
     flags = f"{task} {flags} {network} {aggregation}"
     parent = train(sapg, flags)
@@ -115,9 +119,14 @@ def test_same_seed_same_run_other_seed_other_run(script):
 
 
 @every_network
-@pytest.mark.parametrize("script, off_policy", [
-    (ppo, ""), *[(script, f"--off-policy-ratio {ratio}") for script in (sapg, cpo, epo) for ratio in (0, 1)],
-], ids=lambda x: x if isinstance(x, str) else x.__name__)  # fmt: skip
+@pytest.mark.parametrize(
+    "script, off_policy",
+    [
+        (ppo, ""),
+        *[(script, f"--off-policy-ratio {ratio}") for script in (sapg, cpo, epo) for ratio in (0, 1)],
+    ],
+    ids=lambda x: x if isinstance(x, str) else x.__name__,
+)
 def test_first_ratio_of_on_policy_rows_is_one(script, off_policy, network):
     """The policy that learns is the policy that acted, from the second iteration on.
 
@@ -149,10 +158,19 @@ def gradients():
 
 
 @pytest.mark.usefixtures("float64")
-@pytest.mark.parametrize("script, flags", [
-    (ppo, ""), (ppo, "--lstm"), (sapg, ""), (sapg, "--aggregation symmetric"), (cpo, "--awac-coef 0.5"), (epo, ""),
-    (cpo, "--awac-coef 1e6 --vf-coef 0"),  # imitation alone
-], ids=lambda x: x if isinstance(x, str) else x.__name__)  # fmt: skip
+@pytest.mark.parametrize(
+    "script, flags",
+    [
+        (ppo, ""),
+        (ppo, "--lstm"),
+        (sapg, ""),
+        (sapg, "--aggregation symmetric"),
+        (cpo, "--awac-coef 0.5"),
+        (epo, ""),
+        (cpo, "--awac-coef 1e6 --vf-coef 0"),  # imitation alone
+    ],
+    ids=lambda x: x if isinstance(x, str) else x.__name__,
+)
 def test_every_epoch_divides_the_batch_into_minibatches_anew(script, flags, gradients):
     """Each row once, what cpo's followers imitate too: the mean of the minibatches' gradients is the whole batch's.
 
@@ -176,10 +194,15 @@ def test_every_epoch_divides_the_batch_into_minibatches_anew(script, flags, grad
             assert found[key] == pytest.approx(expected[key], rel=1e-5, abs=1e-9), key
 
 
-@pytest.mark.parametrize("script, flags", [
-    *[(script, "--num-agents 4 --off-policy-ratio 0") for script in (sapg, cpo, epo)],
-    *[(script, "--num-agents 1") for script in (sapg, cpo)], (sapg, "--num-agents 1 --aggregation symmetric"),
-], ids=lambda x: x if isinstance(x, str) else x.__name__)  # fmt: skip
+@pytest.mark.parametrize(
+    "script, flags",
+    [
+        *[(script, "--num-agents 4 --off-policy-ratio 0") for script in (sapg, cpo, epo)],
+        *[(script, "--num-agents 1") for script in (sapg, cpo)],
+        (sapg, "--num-agents 1 --aggregation symmetric"),
+    ],
+    ids=lambda x: x if isinstance(x, str) else x.__name__,
+)
 def test_an_lstm_without_off_policy_columns(script, flags, monkeypatch):
     """Nothing to learn from others is no call of the LSTM, which on a GPU refuses empty input."""
     forward = torch.nn.LSTM.forward

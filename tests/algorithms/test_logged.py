@@ -175,12 +175,15 @@ def test_importance_ratios_before_the_first_gradient_step(script):
             for row in rows if kind == "off-policy" else ():
                 used.append(row.mu < 1 + eps if row.advantage > 0 else row.mu > 1 - eps)
         assert 0 < mean(used) < 1
-        assert_logged(log, {
-            "population/is_ratio_deviation": mean(deviations),
-            "population/is_log_ratio_median": log_w[:, n:].abs().median(),
-            "population/ess_rate": w.sum() ** 2 / w.square().sum() / w.numel(),
-            "population/off_policy_used": mean(used),
-        })  # fmt: skip
+        assert_logged(
+            log,
+            {
+                "population/is_ratio_deviation": mean(deviations),
+                "population/is_log_ratio_median": log_w[:, n:].abs().median(),
+                "population/ess_rate": w.sum() ** 2 / w.square().sum() / w.numel(),
+                "population/off_policy_used": mean(used),
+            },
+        )
 
 
 @every_population
@@ -200,11 +203,14 @@ def test_distances_between_agents_before_the_first_gradient_step(script):
         to_leader = [kls[i, LEADER] for i in agents[1:]]
         nearest = [min((kls[i, j], j) for j in agents if j != i)[1] for i in agents[1:]]
         latents = window.agent.latents.T.tolist()
-        assert_logged(log, {
-            "population/kl_to_leader": mean(to_leader),
-            "population/leader_is_nearest": mean(j == LEADER for j in nearest),
-            "population/latent_spread": mean(statistics.pstdev(coordinate) for coordinate in latents),
-        })  # fmt: skip
+        assert_logged(
+            log,
+            {
+                "population/kl_to_leader": mean(to_leader),
+                "population/leader_is_nearest": mean(j == LEADER for j in nearest),
+                "population/latent_spread": mean(statistics.pstdev(coordinate) for coordinate in latents),
+            },
+        )
 
 
 # ---------------------------------------------------------------- at the end of the iteration
@@ -219,12 +225,15 @@ def test_noise_rate_and_reward_at_the_end_of_the_iteration(script):
         lr = group["lr"]
         std = [mean(logstd.exp()) for logstd in window.after["agent"]["actor_logstd"]]
         assert lr != run.args.learning_rate
-        assert_logged(log, {
-            "charts/action_std": std[LEADER],
-            "charts/action_std_max": max(std),
-            "charts/learning_rate": lr,
-            "charts/reward_per_step": mean(window.reward.flatten()),
-        })  # fmt: skip
+        assert_logged(
+            log,
+            {
+                "charts/action_std": std[LEADER],
+                "charts/action_std_max": max(std),
+                "charts/learning_rate": lr,
+                "charts/reward_per_step": mean(window.reward.flatten()),
+            },
+        )
 
 
 @every_population

@@ -63,16 +63,19 @@ def test_normalised_numbers_are_within_five(script):
 
 
 @every_script
-@pytest.mark.parametrize("lr, kl, threshold, expected", [
-    (3e-4, 0.0321, 0.016, 2e-4),  # above twice the threshold
-    (3e-4, 0.0319, 0.016, 3e-4),
-    (3e-4, 0.0081, 0.016, 3e-4),
-    (3e-4, 0.0079, 0.016, 4.5e-4),  # below half of it
-    (1.2e-6, 1.0, 0.016, 1e-6),  # the lower bound
-    (9e-3, 0.0, 0.016, 1e-2),  # the upper bound
-    (3e-4, 1.0, 0.0, 3e-4),  # 0: constant
-    (3e-4, 0.0, 0.0, 3e-4),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "lr, kl, threshold, expected",
+    [
+        (3e-4, 0.0321, 0.016, 2e-4),  # above twice the threshold
+        (3e-4, 0.0319, 0.016, 3e-4),
+        (3e-4, 0.0081, 0.016, 3e-4),
+        (3e-4, 0.0079, 0.016, 4.5e-4),  # below half of it
+        (1.2e-6, 1.0, 0.016, 1e-6),  # the lower bound
+        (9e-3, 0.0, 0.016, 1e-2),  # the upper bound
+        (3e-4, 1.0, 0.0, 3e-4),  # 0: constant
+        (3e-4, 0.0, 0.0, 3e-4),
+    ],
+)
 def test_adaptive_learning_rate(script, lr, kl, threshold, expected):
     assert script.adapt_learning_rate(lr, kl, threshold) == pytest.approx(expected)
 
@@ -354,16 +357,19 @@ def test_allegro_kuka_has_the_papers_hyperparameters(script, task):
         assert (args.ga_threshold, args.crossover, args.num_elites) == (0.3, "average", None)  # None: K - 2
 
 
-@pytest.mark.parametrize("task, row", [
-    ("ShadowHand", (0.001, 0.2, 0.01, 0.005, 0.2, 5e-4, 0.016, 5, 8)),
-    ("AllegroHand", (0.0005, 0.1, 0.001, 0.0, 0.2, 5e-4, 0.016, 5, 8)),
-    ("AllegroKukaRegrasping", (0.001, 0.2, 0.0, 0.0, 0.1, 1e-4, 0.016, 2, 16)),
-    ("AllegroKukaThrow", (0.001, 0.1, 0.0, 0.0, 0.1, 1e-4, 0.016, 2, 16)),
-    ("AllegroKukaReorientation", (0.001, 0.2, 0.0, 0.005, 0.1, 1e-4, 0.016, 2, 16)),
-    ("FrankaCubeStack", (0.0005, 0.1, 0.0, 0.005, 0.2, 5e-4, 0.008, 8, 16)),
-    ("Humanoid", (0.001, 0.2, 0.0, 0.002, 0.2, 5e-4, 0.008, 5, 8)),
-    ("Anymal", (0.001, 0.2, 0.0, 0.002, 0.2, 3e-4, 0.008, 5, 8)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "task, row",
+    [
+        ("ShadowHand", (0.001, 0.2, 0.01, 0.005, 0.2, 5e-4, 0.016, 5, 8)),
+        ("AllegroHand", (0.0005, 0.1, 0.001, 0.0, 0.2, 5e-4, 0.016, 5, 8)),
+        ("AllegroKukaRegrasping", (0.001, 0.2, 0.0, 0.0, 0.1, 1e-4, 0.016, 2, 16)),
+        ("AllegroKukaThrow", (0.001, 0.1, 0.0, 0.0, 0.1, 1e-4, 0.016, 2, 16)),
+        ("AllegroKukaReorientation", (0.001, 0.2, 0.0, 0.005, 0.1, 1e-4, 0.016, 2, 16)),
+        ("FrankaCubeStack", (0.0005, 0.1, 0.0, 0.005, 0.2, 5e-4, 0.008, 8, 16)),
+        ("Humanoid", (0.001, 0.2, 0.0, 0.002, 0.2, 5e-4, 0.008, 5, 8)),
+        ("Anymal", (0.001, 0.2, 0.0, 0.002, 0.2, 3e-4, 0.008, 5, 8)),
+    ],
+)
 def test_cpos_tables_3_to_6(task, row):
     args = gpu_args(cpo, task)
     own = (args.awac_coef, args.awac_temperature, args.adversarial_coef, 2 * args.max_ent_coef, args.clip_coef)

@@ -49,10 +49,17 @@ def learner(saved, k):
     return agent, [optimizer["state"][i] for i in optimizer["param_groups"][k]["params"]]
 
 
-@pytest.mark.parametrize("fitness, worst, best", [
-    ([3.0, 1.0, 4.0, 1.5, 9.0, 2.0, 6.0, 5.0], {1, 3, 5}, {4, 6, 7}), ([2.0], set(), set()), ([0.0, 5.0], {0}, {1}),
-    ([-1.0, -3.0, -2.0], {1}, {0}), ([4.0, 1.0, 2.0, 3.0], {1, 2}, {0, 3}),
-], ids=[8, 1, 2, 3, 4])  # fmt: skip
+@pytest.mark.parametrize(
+    "fitness, worst, best",
+    [
+        ([3.0, 1.0, 4.0, 1.5, 9.0, 2.0, 6.0, 5.0], {1, 3, 5}, {4, 6, 7}),
+        ([2.0], set(), set()),
+        ([0.0, 5.0], {0}, {1}),
+        ([-1.0, -3.0, -2.0], {1}, {0}),
+        ([4.0, 1.0, 2.0, 3.0], {1, 2}, {0, 3}),
+    ],
+    ids=[8, 1, 2, 3, 4],
+)
 def test_each_of_the_worst_30_percent_rounded_up_copies_one_of_the_best(fitness, worst, best):
     networks = [torch.nn.Linear(1, 1) for _ in fitness]
     optimizer = torch.optim.Adam([{"params": x.parameters(), **dict.fromkeys(pbt.MUTATED, 0.5)} for x in networks])
@@ -68,12 +75,21 @@ def test_who_is_not_judged_neither_copies_nor_is_copied():
     assert pbt.exploit_and_explore(networks, optimizer, fitness, 0.0) == [(2, 0)]
 
 
-@pytest.mark.parametrize("name, value, up, down", [
-    ("lr", 3e-4, 3.75e-4, 2.4e-4), ("kl_threshold", 0.016, 0.02, 0.0128), ("clip_coef", 0.2, 0.25, 0.16),
-    ("ent_coef", -0.01, -0.0125, -0.008), ("ent_coef", 0.0, 0.0, 0.0),
-    ("clip_coef", 0.25, 0.3, 0.2), ("clip_coef", 0.012, 0.015, 0.01),  # DexPBT: between 0.01 and 0.3
-    ("gamma", 0.99, 0.988, 0.991666667), ("gae_lambda", 0.95, 0.94, 0.958333333), ("gae_lambda", 0.1, 0.0, 0.25),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "name, value, up, down",
+    [
+        ("lr", 3e-4, 3.75e-4, 2.4e-4),
+        ("kl_threshold", 0.016, 0.02, 0.0128),
+        ("clip_coef", 0.2, 0.25, 0.16),
+        ("ent_coef", -0.01, -0.0125, -0.008),
+        ("ent_coef", 0.0, 0.0, 0.0),
+        ("clip_coef", 0.25, 0.3, 0.2),
+        ("clip_coef", 0.012, 0.015, 0.01),  # DexPBT: between 0.01 and 0.3
+        ("gamma", 0.99, 0.988, 0.991666667),
+        ("gae_lambda", 0.95, 0.94, 0.958333333),
+        ("gae_lambda", 0.1, 0.0, 0.25),
+    ],
+)
 def test_a_mutation_multiplies_or_divides(name, value, up, down, monkeypatch):
     """By a factor of 1.1 to 1.5, here 1.25; the distances of gamma and lambda from 1 by 1.1 to 1.2, here 1.2."""
     factors = {(1.1, 1.5): 1.25, (1.1, 1.2): 1.2}
@@ -141,10 +157,14 @@ class OneInSixNeverEnds(Drift):
         return reward, torch.zeros_like(terminated), ends
 
 
-@pytest.mark.parametrize("script, flags, key", [
-    (pbt, "--pbt-start 1 --pbt-interval 1", "pbt/judged_share_min"),
-    (epo, "--ga-threshold 0 --ga-warmup 0 --latent-dim 5", "evolution/judged_share_min"),
-], ids=["pbt", "epo"])  # fmt: skip
+@pytest.mark.parametrize(
+    "script, flags, key",
+    [
+        (pbt, "--pbt-start 1 --pbt-interval 1", "pbt/judged_share_min"),
+        (epo, "--ga-threshold 0 --ga-warmup 0 --latent-dim 5", "evolution/judged_share_min"),
+    ],
+    ids=["pbt", "epo"],
+)
 def test_episodes_that_never_end_stop_neither_copies_nor_generations(script, flags, key):
     """Each of four agents has six environments, of which one never ends its episode. Copies come after 35 steps."""
     train(script, f"{TINY} --env-id {__name__}:OneInSixNeverEnds --num-agents 4 {flags} --total-timesteps 2592")
@@ -157,11 +177,15 @@ def test_episodes_that_never_end_stop_neither_copies_nor_generations(script, fla
     assert max(event.value for event in log.Scalars(key)) == pytest.approx(5 / 6)
 
 
-@pytest.mark.parametrize("flags, expected", [
-    ("", [432, 864, 1296, 1728, 2160]),
-    ("--pbt-start 700 --pbt-interval 500", [864, 1512, 2160]),
-    ("--pbt-interval 1500", [1512]), ("--total-timesteps 64800", [648, 1296, 1944]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "flags, expected",
+    [
+        ("", [432, 864, 1296, 1728, 2160]),
+        ("--pbt-start 700 --pbt-interval 500", [864, 1512, 2160]),
+        ("--pbt-interval 1500", [1512]),
+        ("--total-timesteps 64800", [648, 1296, 1944]),
+    ],
+)
 def test_the_schedule_counts_environment_steps(flags, expected, monkeypatch):
     """Unset: 1 % of the run. After two iterations every environment has an episode."""
     seen = []
@@ -197,11 +221,18 @@ def test_a_longer_resumed_run_keeps_the_schedule():
     assert (checkpoint(the_run())["args"]["pbt_start"], checkpoint(the_run())["args"]["pbt_interval"]) == (6, 6)
 
 
-@pytest.mark.parametrize("flags, name, value", [
-    ("--learning-rate 0.01", "lr", 0.01), ("--kl-threshold 0.001", "kl_threshold", 0.001),
-    ("--ent-coef 0.3", "ent_coef", 0.3), ("--gamma 0.8", "gamma", 0.8), ("--critic-n-step 3 --gamma 0.8", "gamma", 0.8),
-    ("--gae-lambda 0.5", "gae_lambda", 0.5), ("--clip-coef 0.3", "clip_coef", 0.3),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "flags, name, value",
+    [
+        ("--learning-rate 0.01", "lr", 0.01),
+        ("--kl-threshold 0.001", "kl_threshold", 0.001),
+        ("--ent-coef 0.3", "ent_coef", 0.3),
+        ("--gamma 0.8", "gamma", 0.8),
+        ("--critic-n-step 3 --gamma 0.8", "gamma", 0.8),
+        ("--gae-lambda 0.5", "gae_lambda", 0.5),
+        ("--clip-coef 0.3", "clip_coef", 0.3),
+    ],
+)
 def test_an_agent_learns_from_its_own_data_with_its_own_hyperparameters(flags, name, value, monkeypatch):
     """As if all had them, bit by bit, whatever the others do."""
     monkeypatch.setattr(pbt, "mutate", lambda key, x, rate: value if rate and key == name else x)

@@ -154,7 +154,7 @@ def loop_terms(env, before, i, level):
         "joint_position": -0.04 * sum(x**2 for x in error),
         "stumble": -1.0 * stumbles,
         "edge": -1.0 * edges if level > 3 else 0.0,
-    }  # fmt: skip
+    }
 
 
 def test_every_term_of_the_reward(monkeypatch):

@@ -244,9 +244,15 @@ def test_odd_environments_that_can_be_learned_from_train(name, tmp_path):
 # ---------------------------------------------------------------- refusals
 
 
-@pytest.mark.parametrize("name, what", [
-    ("Image", "Box(64, 64, 3)"), ("Instruction", "Text(1, 8"), ("Blind", "observation"), ("HalfBounded", "3.4e+38"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "name, what",
+    [
+        ("Image", "Box(64, 64, 3)"),
+        ("Instruction", "Text(1, 8"),
+        ("Blind", "observation"),
+        ("HalfBounded", "3.4e+38"),
+    ],
+)
 def test_odd_environments_from_which_nothing_is_learned_are_refused(name, what, tmp_path, capsys):
     (tmp_path / "odd.py").write_text(ODD)
     with pytest.raises(SystemExit) as end:
@@ -258,13 +264,16 @@ def test_odd_environments_from_which_nothing_is_learned_are_refused(name, what, 
     assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.parametrize("env_id, reason", [
-    ("envpool:Hoper-v5", "unknown, did you mean Hopper-v5?"),
-    ("isaaclab:Isaac-Ant", "needs the package isaaclab, not installed: pip install -r requirements-isaaclab.txt"),
-    ("envpool:CartPole-v1", "actions must be a Box of floating-point numbers, this has Discrete(2)"),
-    ("HalfCheetah-v5", "did you mean envpool:HalfCheetah-v5 or gymnasium:HalfCheetah-v5?"),
-    ("gymnasium:json:MyEnv-v0", "json registers no MyEnv-v0"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "env_id, reason",
+    [
+        ("envpool:Hoper-v5", "unknown, did you mean Hopper-v5?"),
+        ("isaaclab:Isaac-Ant", "needs the package isaaclab, not installed: pip install -r requirements-isaaclab.txt"),
+        ("envpool:CartPole-v1", "actions must be a Box of floating-point numbers, this has Discrete(2)"),
+        ("HalfCheetah-v5", "did you mean envpool:HalfCheetah-v5 or gymnasium:HalfCheetah-v5?"),
+        ("gymnasium:json:MyEnv-v0", "json registers no MyEnv-v0"),
+    ],
+)
 def test_refused(env_id, reason, capsys):
     with pytest.raises(SystemExit) as end:
         ppo.main(["--env-id", env_id])

@@ -52,9 +52,16 @@ def act(env, action=None):
 def rewards(**changes):
     """reward_terms of one environment at rest on the table, far from everything; `changes` replace its arguments."""
     state = dict(
-        height=0.555, fingertip_distance=[0.5] * 4, keypoint_distance=0.4, joint_velocity=[0.0] * 23,
-        lifted=False, closest_fingertip=[0.5] * 4, closest_keypoint=0.4, tolerance=0.075, success_steps=30,
-    )  # fmt: skip
+        height=0.555,
+        fingertip_distance=[0.5] * 4,
+        keypoint_distance=0.4,
+        joint_velocity=[0.0] * 23,
+        lifted=False,
+        closest_fingertip=[0.5] * 4,
+        closest_keypoint=0.4,
+        tolerance=0.075,
+        success_steps=30,
+    )
     state.update(changes)
     for name in ("height", "fingertip_distance", "keypoint_distance", "joint_velocity", "closest_fingertip"):
         state[name] = torch.tensor([state[name]])
@@ -70,36 +77,47 @@ def rewards(**changes):
 # -------------------------------------------------------------------- reward, term by term
 
 
-@pytest.mark.parametrize("changes, expected", [
-    # until it is lifted, the height pays
-    (dict(height=0.63), dict(lift=1.0, lift_bonus=0.0, lifted=False)), (dict(height=0.7), dict(lift=2.4)),
-    (dict(height=0.58), dict(lift=0.0)), (dict(height=0.3), dict(lift=0.0)), (dict(height=0.729), dict(lift=2.98)),
-    (dict(height=0.731), dict(lift=0.0, lift_bonus=300.0, lifted=True)), (dict(height=2.0), dict(lift=0.0)),
-    (dict(height=0.63, lifted=True), dict(lift=0.0, lift_bonus=0.0, lifted=True)),  # once lifted, always lifted
-    # fingertips: new records alone, 50 * (0.1 + 0.05); after the lift they are remembered and pay no more
-    (dict(fingertip_distance=[0.4, 0.6, 0.45, 0.5]), dict(fingertip=7.5, closest_fingertip=[0.4, 0.5, 0.45, 0.5])),
-    (dict(fingertip_distance=[0.4, 0.6, 0.45, 0.5], lifted=True),
-     dict(fingertip=0.0, closest_fingertip=[0.4, 0.5, 0.45, 0.5])),
-    (dict(fingertip_distance=[0.4, 0.6, 0.45, 0.5], height=0.75), dict(fingertip=0.0)),  # the very step of lifting
-    (dict(fingertip_distance=[5.0] * 4, closest_fingertip=[20.0, 5.0, 5.0, 5.0]), dict(fingertip=500.0)),  # at most
-    # keypoints: the other way round, and progress before the lift is forfeited
-    (dict(lifted=True, keypoint_distance=0.3), dict(keypoint=20.0)),
-    (dict(lifted=True, keypoint_distance=0.5), dict(keypoint=0.0)),
-    (dict(height=0.75, keypoint_distance=0.3), dict(keypoint=20.0)),
-    (dict(keypoint_distance=0.3), dict(keypoint=0.0, closest_keypoint=0.3)),
-    (dict(keypoint_distance=0.5), dict(closest_keypoint=0.4)),
-    (dict(lifted=True, keypoint_distance=0.0, closest_keypoint=200.0), dict(keypoint=20_000.0)),
-    # every step within one and a half tolerances
-    (dict(keypoint_distance=0.1124), dict(near=True, goal=1000.0 / 30.0)),
-    (dict(keypoint_distance=0.1126), dict(near=False, goal=0.0)),
-    (dict(keypoint_distance=0.0149, tolerance=0.01), dict(near=True)),
-    (dict(keypoint_distance=0.0151, tolerance=0.01), dict(near=False)),
-    (dict(keypoint_distance=0.1124, success_steps=5), dict(goal=200.0)),
-    (dict(keypoint_distance=0.1124, success_steps=1), dict(goal=1000.0)),
-    # speed costs, of the arm more than of the hand
-    (dict(joint_velocity=[1.0, -2.0] + [0.0] * 5 + [-3.0] + [0.0] * 14 + [4.0]),
-     dict(arm_speed=-0.009, hand_speed=-0.0021)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "changes, expected",
+    [
+        # until it is lifted, the height pays
+        (dict(height=0.63), dict(lift=1.0, lift_bonus=0.0, lifted=False)),
+        (dict(height=0.7), dict(lift=2.4)),
+        (dict(height=0.58), dict(lift=0.0)),
+        (dict(height=0.3), dict(lift=0.0)),
+        (dict(height=0.729), dict(lift=2.98)),
+        (dict(height=0.731), dict(lift=0.0, lift_bonus=300.0, lifted=True)),
+        (dict(height=2.0), dict(lift=0.0)),
+        (dict(height=0.63, lifted=True), dict(lift=0.0, lift_bonus=0.0, lifted=True)),  # once lifted, always lifted
+        # fingertips: new records alone, 50 * (0.1 + 0.05); after the lift they are remembered and pay no more
+        (dict(fingertip_distance=[0.4, 0.6, 0.45, 0.5]), dict(fingertip=7.5, closest_fingertip=[0.4, 0.5, 0.45, 0.5])),
+        (
+            dict(fingertip_distance=[0.4, 0.6, 0.45, 0.5], lifted=True),
+            dict(fingertip=0.0, closest_fingertip=[0.4, 0.5, 0.45, 0.5]),
+        ),
+        (dict(fingertip_distance=[0.4, 0.6, 0.45, 0.5], height=0.75), dict(fingertip=0.0)),  # the very step of lifting
+        (dict(fingertip_distance=[5.0] * 4, closest_fingertip=[20.0, 5.0, 5.0, 5.0]), dict(fingertip=500.0)),  # at most
+        # keypoints: the other way round, and progress before the lift is forfeited
+        (dict(lifted=True, keypoint_distance=0.3), dict(keypoint=20.0)),
+        (dict(lifted=True, keypoint_distance=0.5), dict(keypoint=0.0)),
+        (dict(height=0.75, keypoint_distance=0.3), dict(keypoint=20.0)),
+        (dict(keypoint_distance=0.3), dict(keypoint=0.0, closest_keypoint=0.3)),
+        (dict(keypoint_distance=0.5), dict(closest_keypoint=0.4)),
+        (dict(lifted=True, keypoint_distance=0.0, closest_keypoint=200.0), dict(keypoint=20_000.0)),
+        # every step within one and a half tolerances
+        (dict(keypoint_distance=0.1124), dict(near=True, goal=1000.0 / 30.0)),
+        (dict(keypoint_distance=0.1126), dict(near=False, goal=0.0)),
+        (dict(keypoint_distance=0.0149, tolerance=0.01), dict(near=True)),
+        (dict(keypoint_distance=0.0151, tolerance=0.01), dict(near=False)),
+        (dict(keypoint_distance=0.1124, success_steps=5), dict(goal=200.0)),
+        (dict(keypoint_distance=0.1124, success_steps=1), dict(goal=1000.0)),
+        # speed costs, of the arm more than of the hand
+        (
+            dict(joint_velocity=[1.0, -2.0] + [0.0] * 5 + [-3.0] + [0.0] * 14 + [4.0]),
+            dict(arm_speed=-0.009, hand_speed=-0.0021),
+        ),
+    ],
+)
 def test_reward_terms(changes, expected):
     found = rewards(**changes)
     for name, value in expected.items():
@@ -215,9 +233,12 @@ def test_time_is_up_400_steps_after_the_last_success(make_still):
 def test_tolerance_shrinks_in_training_when_both_conditions_hold(make_still):
     env = make_still(2)
     for env.training, age, successes, shrinks in [
-        (True, 2998, 3.0, False), (True, 2999, 2.9, False), (True, 2999, 3.0, True), (True, 5000, 9.0, True),
+        (True, 2998, 3.0, False),
+        (True, 2999, 2.9, False),
+        (True, 2999, 3.0, True),
+        (True, 5000, 9.0, True),
         (False, 5000, 9.0, False),
-    ]:  # fmt: skip
+    ]:
         env.tolerance.fill_(0.075)
         env.tolerance_age.fill_(age)
         env.finished_successes[:] = torch.tensor([0.0, 2.0 * successes])
@@ -356,9 +377,9 @@ def test_objects_start_above_the_table(make_still, nothing_in_the_way):
     assert np.abs(products - np.eye(4) / 4).max() < 0.02
 
 
-@pytest.mark.parametrize("env_class, turned", [
-    (task.AllegroKukaRegrasping, False), (task.AllegroKukaReorientation, True)
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "env_class, turned", [(task.AllegroKukaRegrasping, False), (task.AllegroKukaReorientation, True)]
+)
 def test_goals_fill_their_box(env_class, turned, make_still, nothing_in_the_way):
     goal = make_still(4000, env_class=env_class).goal
     assert goal[:, :3].amin(0).tolist() == pytest.approx([-0.4, 0.0, 0.68], abs=0.005)
@@ -392,11 +413,16 @@ CENTRE = np.zeros((1, 3))
 CORNERS = np.array([[1, 1, 1], [1, 1, -1], [-1, -1, 1], [-1, -1, -1]])
 
 
-@pytest.mark.parametrize("env_id, arms, pattern", [
-    ("AllegroKukaRegrasping", [""], CENTRE), ("AllegroKukaThrow", [""], CENTRE),
-    ("AllegroKukaReorientation", [""], CORNERS), ("AllegroKukaTwoArmsRegrasping", ["arm0_", "arm1_"], CENTRE),
-    ("AllegroKukaTwoArmsReorientation", ["arm0_", "arm1_"], CORNERS),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "env_id, arms, pattern",
+    [
+        ("AllegroKukaRegrasping", [""], CENTRE),
+        ("AllegroKukaThrow", [""], CENTRE),
+        ("AllegroKukaReorientation", [""], CORNERS),
+        ("AllegroKukaTwoArmsRegrasping", ["arm0_", "arm1_"], CENTRE),
+        ("AllegroKukaTwoArmsReorientation", ["arm0_", "arm1_"], CORNERS),
+    ],
+)
 def test_observation_layout(env_id, arms, pattern):
     """Every slice against MuJoCo's own kinematics of the same state."""
     env = started(env_id, 2, seed=3)
@@ -428,13 +454,22 @@ def test_observation_layout(env_id, arms, pattern):
         tips = [[point(f"{arm}{name}_link_3", [x, 0.005, 0]) for name, x in offsets.items()] for arm in arms]
         lower, upper = model.jnt_range[: 23 * len(arms)].T
         expected = [
-            *(2 * (data.qpos[: len(lower)] - lower) / (upper - lower) - 1), *data.qvel[: len(lower)], *palms.flatten(),
-            *[x for arm in arms for x in motion(arm + "iiwa7_link_7")], *motion("object"),
-            *(np.array(tips) - palms[:, None]).flatten(), *(of_object - palms[:, None]).flatten(),
-            *(of_object - of_goal).flatten(), *scale, env.closest_keypoint[i],
+            *(2 * (data.qpos[: len(lower)] - lower) / (upper - lower) - 1),
+            *data.qvel[: len(lower)],
+            *palms.flatten(),
+            *[x for arm in arms for x in motion(arm + "iiwa7_link_7")],
+            *motion("object"),
+            *(np.array(tips) - palms[:, None]).flatten(),
+            *(of_object - palms[:, None]).flatten(),
+            *(of_object - of_goal).flatten(),
+            *scale,
+            env.closest_keypoint[i],
             *(env.closest_fingertip[i] if len(arms) == 1 else []),
-            float(i == 1), math.log(5 / 10 + 1), math.log(4), 0.01 * reward[i],
-        ]  # fmt: skip
+            float(i == 1),
+            math.log(5 / 10 + 1),
+            math.log(4),
+            0.01 * reward[i],
+        ]
         assert obs[i] == pytest.approx(np.clip(np.array(expected, float), -10.0, 10.0), abs=2e-4)
         distance = np.linalg.norm(np.array(tips) - data.body("object").xpos, axis=2).flatten()
         assert (env.closest_fingertip[i].numpy() <= distance + 1e-5).all()

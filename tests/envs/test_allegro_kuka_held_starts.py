@@ -346,10 +346,13 @@ def test_weights_of_kinds():
     torch.testing.assert_close(curriculum.weights(), expected, atol=0.0, rtol=1e-5)
 
 
-@pytest.mark.parametrize("begin, weight", [
-    ("reset_where", HELD_WEIGHTS + FIRST_WEIGHTS + [0.0] * 4),
-    ("begin_next_goal", HELD_WEIGHTS + [0.0] + LATER_WEIGHTS),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "begin, weight",
+    [
+        ("reset_where", HELD_WEIGHTS + FIRST_WEIGHTS + [0.0] * 4),
+        ("begin_next_goal", HELD_WEIGHTS + [0.0] + LATER_WEIGHTS),
+    ],
+)
 def test_goals_begin_most_with_starts_within_reach(begin, weight):
     env, _ = make()
     env.held_states.count[:] = torch.arange(len(HELD)) > HELD.index("high")

@@ -11,8 +11,14 @@ from envs.models import allegro_kuka_scene as scene
 from envs.tasks import allegro_kuka as task
 from tests.envs.helpers import started
 from tests.envs.test_allegro_kuka import (  # noqa: F401, two fixtures
-    TURN_X, TURN_Z, act, make_still, nothing_in_the_way, put_at_goal, put_object,
-)  # fmt: skip
+    TURN_X,
+    TURN_Z,
+    act,
+    make_still,
+    nothing_in_the_way,
+    put_at_goal,
+    put_object,
+)
 
 THROW = "AllegroKukaThrow"
 REORIENTATION = "AllegroKukaReorientation"

@@ -154,11 +154,14 @@ def hits(model, y, z):
     return 0 <= far < 0.25 and model.body(model.geom_bodyid[geom[0]]).name == scene.OBSTACLE_BODY
 
 
-@pytest.mark.parametrize("env_id, inside, outside", [
-    (PARTITION, [(0.0, 0.01), (0.19, 0.39), (-0.19, 0.01)], [(0.21, 0.1), (0.0, 0.41)]),
-    (HOLE, [(0.0, 0.03), (0.19, 0.26), (-0.19, 0.48), (0.0, 1.46)], [(0.19, 0.28), (-0.19, 0.46), (0.21, 0.1)]),
-    (BARRIER, [(0.0, 0.01), (0.11, 0.49), (-0.11, 0.01)], [(0.13, 0.1), (0.0, 0.51)]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "env_id, inside, outside",
+    [
+        (PARTITION, [(0.0, 0.01), (0.19, 0.39), (-0.19, 0.01)], [(0.21, 0.1), (0.0, 0.41)]),
+        (HOLE, [(0.0, 0.03), (0.19, 0.26), (-0.19, 0.48), (0.0, 1.46)], [(0.19, 0.28), (-0.19, 0.46), (0.21, 0.1)]),
+        (BARRIER, [(0.0, 0.01), (0.11, 0.49), (-0.11, 0.01)], [(0.13, 0.1), (0.0, 0.51)]),
+    ],
+)
 def test_shape_of_the_obstacles(env_id, inside, outside):
     model = build(env_id)
     assert all(hits(model, *point) for point in inside)

@@ -38,10 +38,13 @@ def test_initial_states_fill_their_ranges():
 
 
 @pytest.mark.parametrize("side", [-1.0, 1.0])
-@pytest.mark.parametrize("inside, outside", [
-    (dict(position=2.9, velocity=1.0), dict(position=2.99, velocity=2.0)),
-    (dict(angle=1.5, angular_velocity=1.0), dict(angle=1.56, angular_velocity=2.0)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "inside, outside",
+    [
+        (dict(position=2.9, velocity=1.0), dict(position=2.99, velocity=2.0)),
+        (dict(angle=1.5, angular_velocity=1.0), dict(angle=1.56, angular_velocity=2.0)),
+    ],
+)
 def test_termination_at_every_limit(side, inside, outside):
     env = started("Cartpole", 2)
     put(env, **{name: side * value for name, value in inside.items()})

@@ -410,12 +410,20 @@ class Broken(Drift):
         return obs.double() if self.mistake == "double" else obs + self.hidden[0] * (self.mistake == "state")
 
 
-@pytest.mark.parametrize("mistake, message", [
-    ("action", "changes the action"), ("done", "running episode"), ("final", "final_obs differs"),
-    ("both", "both terminated and truncated"), ("double", "observation of reset.. is .torch.float64"),
-    ("infinite", "not finite"), ("reset", "final_obs differs"), ("state", "not all of the"),
-    ("constant", "scale changes, but is a constant"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "mistake, message",
+    [
+        ("action", "changes the action"),
+        ("done", "running episode"),
+        ("final", "final_obs differs"),
+        ("both", "both terminated and truncated"),
+        ("double", "observation of reset.. is .torch.float64"),
+        ("infinite", "not finite"),
+        ("reset", "final_obs differs"),
+        ("state", "not all of the"),
+        ("constant", "scale changes, but is a constant"),
+    ],
+)
 def test_a_mistake_is_found(mistake, message):
     env = Broken(mistake)
     with pytest.raises(ContractError, match=message):

@@ -23,9 +23,14 @@ def place(model, data, name, position, velocity=(0.0,) * 6):
     data.qvel[joint.dofadr[0] :][:6] = velocity
 
 
-@pytest.mark.parametrize("env_id, joints, most", [
-    ("AllegroHand", range(16), 0.2), ("AllegroKukaRegrasping", range(7, 23), 0.2), ("FrankaCubeStack", range(9), 0.05)
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "env_id, joints, most",
+    [
+        ("AllegroHand", range(16), 0.2),
+        ("AllegroKukaRegrasping", range(7, 23), 0.2),
+        ("FrankaCubeStack", range(9), 0.05),
+    ],
+)
 def test_shapes_do_not_overlap_for_want_of_space(env_id, joints, most):
     """A robot may collide with itself in random poses, but no pair of its bodies does so in nearly all of them."""
     _, model = task_model(env_id)
@@ -78,10 +83,14 @@ def test_a_flying_object_keeps_its_energy(env_id, name):
     assert spinning == pytest.approx(before[1], rel=0.05)
 
 
-@pytest.mark.parametrize("env_id, index, name, top", [
-    *[("AllegroKukaRegrasping", i, "object", 0.53) for i in range(4)],
-    ("FrankaCubeStack", 0, "cube_a", 1.025), ("FrankaCubeStack", 0, "cube_b", 1.025),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "env_id, index, name, top",
+    [
+        *[("AllegroKukaRegrasping", i, "object", 0.53) for i in range(4)],
+        ("FrankaCubeStack", 0, "cube_a", 1.025),
+        ("FrankaCubeStack", 0, "cube_b", 1.025),
+    ],
+)
 def test_a_dropped_box_comes_to_rest_on_the_table(env_id, index, name, top):
     model = envs.make(env_id, index + 1).engine.models[index]
     data = mujoco.MjData(model)

@@ -11,9 +11,13 @@ from tests.envs.helpers import random_actions, started
 
 TASKS = [env_id for env_id in envs.TASKS if env_id not in envs.PURE_TORCH and not env_id.endswith("HeldStarts")]
 PERIOD = {  # s
-    "A1Parkour": 0.02, "AllegroHand": 2 * 0.01667, "Ant": 0.0166, "Anymal": 0.02, "Cartpole": 0.0166,
+    "A1Parkour": 0.02,
+    "AllegroHand": 2 * 0.01667,
+    "Ant": 0.0166,
+    "Anymal": 0.02,
+    "Cartpole": 0.0166,
     "Humanoid": 0.0166,
-}  # fmt: skip
+}
 OBS_LIMIT = {"Allegro": 10.0, "AllegroHand": 5.0, "Anymal": 5.0, "Franka": 5.0, "Shadow": 5.0}  # the longest prefix
 every_task = pytest.mark.parametrize("env_id", TASKS)
 
@@ -135,10 +139,16 @@ def test_a_seeded_rollout_is_what_it_was(env_id):
     assert [value.item() for value in digest] == pytest.approx(DIGESTS[env_id], rel=5e-3)
 
 
-@pytest.mark.parametrize("env_id, least, most", [
-    ("AllegroHand", 200, 20_000), ("AllegroKukaRegrasping", 50, 5_000), ("AllegroKukaReorientation", 300, 20_000),
-    ("AllegroKukaThrow", 300, 20_000), ("FrankaCubePush", 100, 20_000),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "env_id, least, most",
+    [
+        ("AllegroHand", 200, 20_000),
+        ("AllegroKukaRegrasping", 50, 5_000),
+        ("AllegroKukaReorientation", 300, 20_000),
+        ("AllegroKukaThrow", 300, 20_000),
+        ("FrankaCubePush", 100, 20_000),
+    ],
+)
 def test_a_picture_shows_the_goal_of_its_environment(env_id, least, most):
     env = started(env_id, 2)
     try:

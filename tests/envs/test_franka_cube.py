@@ -59,24 +59,27 @@ LIFTED = TABLE_TOP + 0.0901
 NOT_LIFTED = TABLE_TOP + 0.0899
 
 
-@pytest.mark.parametrize("state, expected, reached, lost", [
-    # near: 2 (1 - tanh(10 d)), d = 0.1, 0.05, 0.3 m in the plane, wherever it is
-    (dict(x=0.1), dict(near=0.476812), False, False),
-    (dict(x=0.03, y=0.04), dict(near=1.075766), False, False),
-    (dict(x=0.0, y=-0.3), dict(near=0.009890), False, False),
-    (dict(x=0.1, z=0.025), dict(near=0.476812), False, False),
-    # reached, within 5 mm: 4 per step that is left
-    (dict(x=0.003, y=0.0039, steps_left=300), dict(reached=1200.0), True, False),
-    (dict(x=0.003, y=0.0039, steps_left=17), dict(reached=68.0), True, False),
-    (dict(x=0.003, y=0.0039, steps_left=1), dict(reached=4.0), True, False),
-    (dict(x=0.003, y=0.0041), dict(near=2.0 - 2.0 * math.tanh(0.050804)), False, False),
-    # lost when it is lifted, or when time runs out: 5 (tanh(10 d) - 1)
-    (dict(x=0.1, z=LIFTED), dict(failed=5.0 * (0.238406 - 1.0)), False, True),
-    (dict(x=0.1, z=NOT_LIFTED), dict(near=0.476812), False, False),
-    (dict(x=0.0, z=LIFTED), dict(reached=400.0), True, True),  # both: it counts
-    (dict(x=0.1, steps_left=1), dict(failed=-3.80797), False, False),
-    (dict(x=0.1, steps_left=2), dict(near=0.476812), False, False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "state, expected, reached, lost",
+    [
+        # near: 2 (1 - tanh(10 d)), d = 0.1, 0.05, 0.3 m in the plane, wherever it is
+        (dict(x=0.1), dict(near=0.476812), False, False),
+        (dict(x=0.03, y=0.04), dict(near=1.075766), False, False),
+        (dict(x=0.0, y=-0.3), dict(near=0.009890), False, False),
+        (dict(x=0.1, z=0.025), dict(near=0.476812), False, False),
+        # reached, within 5 mm: 4 per step that is left
+        (dict(x=0.003, y=0.0039, steps_left=300), dict(reached=1200.0), True, False),
+        (dict(x=0.003, y=0.0039, steps_left=17), dict(reached=68.0), True, False),
+        (dict(x=0.003, y=0.0039, steps_left=1), dict(reached=4.0), True, False),
+        (dict(x=0.003, y=0.0041), dict(near=2.0 - 2.0 * math.tanh(0.050804)), False, False),
+        # lost when it is lifted, or when time runs out: 5 (tanh(10 d) - 1)
+        (dict(x=0.1, z=LIFTED), dict(failed=5.0 * (0.238406 - 1.0)), False, True),
+        (dict(x=0.1, z=NOT_LIFTED), dict(near=0.476812), False, False),
+        (dict(x=0.0, z=LIFTED), dict(reached=400.0), True, True),  # both: it counts
+        (dict(x=0.1, steps_left=1), dict(failed=-3.80797), False, False),
+        (dict(x=0.1, steps_left=2), dict(near=0.476812), False, False),
+    ],
+)
 def test_push_terms(state, expected, reached, lost):
     terms, *ends = push(**state)
     assert ends == [reached, lost]
@@ -112,19 +115,27 @@ def stack(cube, base=(0.0, 0.0, TABLE_TOP + 0.035), grip=(1.0, 0.0, 0.0), tips=N
     return {name: value.item() for name, value in terms.items()}, stacked.item()
 
 
-@pytest.mark.parametrize("cube, hand, expected", [
-    # reach: 0.1 (1 - tanh(10 d)), d the mean distance of grip site and tips: 0.1 m, and (0.1 + 0.05 + 0.15) / 3
-    ((0.3, 0.0, 0.025), dict(grip=(0.1, 0.0, 0.0)), dict(reach=0.0238406, lift=0.0, align=0.0)),
-    ((0.3, 0.0, 0.025), dict(grip=(0.06, 0.0, 0.08), tips=[(0.0, 0.05, 0.0), (0.0, 0.0, -0.15)]),
-     dict(reach=0.0238406, lift=0.0, align=0.0)),
-    # lift: 9 cm above the table
-    ((0.3, 0.0, 0.0901), {}, dict(lift=1.5)), ((0.3, 0.0, 0.0899), {}, dict(lift=0.0)),
-    # align: near the top of the other cube, once lifted; 5 cm away in the plane, 10 cm too high, not lifted
-    ((0.03, 0.04, 0.095), dict(grip=(0.0, 0.0, 0.0)), dict(align=2.0 * 0.537883, reach=0.1, lift=1.5)),
-    ((0.0, 0.0, 0.195), {}, dict(align=0.476812)), ((0.1, 0.0, 0.05), {}, dict(align=0.0)),
-    # reach pays as much as the alignment of a cube let go
-    ((0.03, 0.04, 0.095), dict(grip=(1.0, 0.0, 0.0)), dict(reach=0.1 * 0.537883)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "cube, hand, expected",
+    [
+        # reach: 0.1 (1 - tanh(10 d)), d the mean distance of grip site and tips: 0.1 m, and (0.1 + 0.05 + 0.15) / 3
+        ((0.3, 0.0, 0.025), dict(grip=(0.1, 0.0, 0.0)), dict(reach=0.0238406, lift=0.0, align=0.0)),
+        (
+            (0.3, 0.0, 0.025),
+            dict(grip=(0.06, 0.0, 0.08), tips=[(0.0, 0.05, 0.0), (0.0, 0.0, -0.15)]),
+            dict(reach=0.0238406, lift=0.0, align=0.0),
+        ),
+        # lift: 9 cm above the table
+        ((0.3, 0.0, 0.0901), {}, dict(lift=1.5)),
+        ((0.3, 0.0, 0.0899), {}, dict(lift=0.0)),
+        # align: near the top of the other cube, once lifted; 5 cm away in the plane, 10 cm too high, not lifted
+        ((0.03, 0.04, 0.095), dict(grip=(0.0, 0.0, 0.0)), dict(align=2.0 * 0.537883, reach=0.1, lift=1.5)),
+        ((0.0, 0.0, 0.195), {}, dict(align=0.476812)),
+        ((0.1, 0.0, 0.05), {}, dict(align=0.0)),
+        # reach pays as much as the alignment of a cube let go
+        ((0.03, 0.04, 0.095), dict(grip=(1.0, 0.0, 0.0)), dict(reach=0.1 * 0.537883)),
+    ],
+)
 def test_stack_terms(cube, hand, expected):
     terms, stacked = stack((cube[0], cube[1], TABLE_TOP + cube[2]), **hand)
     assert {name: terms[name] for name in expected} == pytest.approx(expected, abs=1e-5)
@@ -132,12 +143,19 @@ def test_stack_terms(cube, hand, expected):
     assert terms["stacked"] == 0.0
 
 
-@pytest.mark.parametrize("cube, grip, stacked", [
-    ((0.0, 0.0, 0.095), 0.041, True), ((0.0, 0.0, 0.095), 0.039, False),  # let go
-    ((0.012, 0.0159, 0.095), 0.1, True), ((0.012, 0.0161, 0.095), 0.1, False),  # 2 cm in the plane
-    ((0.0, 0.0, 0.1149), 0.1, True), ((0.0, 0.0, 0.1151), 0.1, False),  # 2 cm in height
-    ((0.0, 0.0, 0.0751), 0.1, True), ((0.0, 0.0, 0.0749), 0.1, False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "cube, grip, stacked",
+    [
+        ((0.0, 0.0, 0.095), 0.041, True),
+        ((0.0, 0.0, 0.095), 0.039, False),  # let go
+        ((0.012, 0.0159, 0.095), 0.1, True),
+        ((0.012, 0.0161, 0.095), 0.1, False),  # 2 cm in the plane
+        ((0.0, 0.0, 0.1149), 0.1, True),
+        ((0.0, 0.0, 0.1151), 0.1, False),  # 2 cm in height
+        ((0.0, 0.0, 0.0751), 0.1, True),
+        ((0.0, 0.0, 0.0749), 0.1, False),
+    ],
+)
 def test_stacked_is_on_top_and_let_go(cube, grip, stacked):
     terms, result = stack((cube[0], cube[1], TABLE_TOP + cube[2]), grip=(grip, 0.0, 0.0))
     assert result == stacked

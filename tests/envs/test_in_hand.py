@@ -160,13 +160,19 @@ def terms(distance=0.05, rotation=1.0, action=(0.0,) * 16):
     return {name: value.item() for name, value in values.items()}
 
 
-@pytest.mark.parametrize("changes, name, expected", [
-    (dict(distance=0.05), "distance", -0.5),
-    (dict(rotation=0.0), "rotation", 10.0), (dict(rotation=0.1), "rotation", 5.0),
-    (dict(rotation=1.9), "rotation", 0.5), (dict(rotation=math.pi), "rotation", 0.308489),
-    (dict(action=[1.0, -0.5] + [0.0] * 14), "action", -0.00025),
-    (dict(rotation=0.0999), "success", 250.0), (dict(rotation=0.1001), "success", 0.0),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "changes, name, expected",
+    [
+        (dict(distance=0.05), "distance", -0.5),
+        (dict(rotation=0.0), "rotation", 10.0),
+        (dict(rotation=0.1), "rotation", 5.0),
+        (dict(rotation=1.9), "rotation", 0.5),
+        (dict(rotation=math.pi), "rotation", 0.308489),
+        (dict(action=[1.0, -0.5] + [0.0] * 14), "action", -0.00025),
+        (dict(rotation=0.0999), "success", 250.0),
+        (dict(rotation=0.1001), "success", 0.0),
+    ],
+)
 def test_reward_terms(changes, name, expected):
     assert terms(**changes)[name] == pytest.approx(expected, abs=1e-5)
 
@@ -251,9 +257,9 @@ def test_actions_are_absolute_targets(make_still):
 # -------------------------------------------------------------------- resets
 
 
-@pytest.mark.parametrize("env_class, start", [
-    (task.AllegroHand, [0.0, -0.2, 0.56]), (task.ShadowHand, [0.0, -0.39, 0.6])
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "env_class, start", [(task.AllegroHand, [0.0, -0.2, 0.56]), (task.ShadowHand, [0.0, -0.39, 0.6])]
+)
 def test_reset_distribution(make_still, env_class, start):
     env = make_still(4000, env_class)
     joints = env.engine.qpos[:, : env.num_joints]
@@ -301,12 +307,19 @@ def test_observation_layout(env_id):
             return [*body.xpos, *body.xquat[[1, 2, 3, 0]], *velocity[3:], *velocity[:3]]
 
         expected = [
-            *(2 * (joints - lower) / (upper - lower) - 1), *(0.2 * data.qvel[: env.num_joints]),
-            *(10.0 * env.joint_force()[i]), *motion("cube")[:10], *(0.2 * np.array(motion("cube")[10:])),
-            *env.cube_start[:2], env.cube_start[2] - 0.04, *np.roll(goal, -1), *np.roll(relative, -1),
+            *(2 * (joints - lower) / (upper - lower) - 1),
+            *(0.2 * data.qvel[: env.num_joints]),
+            *(10.0 * env.joint_force()[i]),
+            *motion("cube")[:10],
+            *(0.2 * np.array(motion("cube")[10:])),
+            *env.cube_start[:2],
+            env.cube_start[2] - 0.04,
+            *np.roll(goal, -1),
+            *np.roll(relative, -1),
             *[x for name in env.fingertip_bodies for x in motion(name)],
-            *(10.0 * env.engine.sensors[i, 2 * env.num_joints :]), *action[i],
-        ]  # fmt: skip
+            *(10.0 * env.engine.sensors[i, 2 * env.num_joints :]),
+            *action[i],
+        ]
         assert obs[i] == pytest.approx(np.clip(np.array(expected, float), -5, 5), abs=3e-4)
 
 

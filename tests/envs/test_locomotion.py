@@ -84,9 +84,12 @@ def test_humanoid_numbers(models):
     gears = [67.5] * 3 + [45, 45, 135, 90, 22.5, 22.5] * 2 + [67.5, 67.5, 45] * 2
     assert model.actuator_gear[:, 0].tolist() == gears == humanoid.GEAR
     for name, low, high in (
-        ("abdomen_y", -1.309, 0.5236), ("right_hip_x", -0.7854, 0.2618), ("left_knee", -2.7925, 0.034907),
-        ("right_ankle_x", -0.87266, 0.87266), ("left_shoulder2", -1.5708, 1.2217),
-    ):  # fmt: skip
+        ("abdomen_y", -1.309, 0.5236),
+        ("right_hip_x", -0.7854, 0.2618),
+        ("left_knee", -2.7925, 0.034907),
+        ("right_ankle_x", -0.87266, 0.87266),
+        ("left_shoulder2", -1.5708, 1.2217),
+    ):
         assert np.allclose(model.joint(name).range, (low, high), atol=1e-4)
 
 
@@ -247,12 +250,19 @@ def test_progress_is_as_precise_far_away(make_still, env_id):
     assert (env.step(torch.zeros(1, env.num_actions))[1] - base).item() == pytest.approx(5.0, abs=2e-3)
 
 
-@pytest.mark.parametrize("env_id, action, velocity, costs", [
-    ("Ant", {0: 1.0, 1: -0.5, 7: 0.2}, {0: 10.0, 1: 4.0, 2: 9.0, 7: -5.0}, (0.005, 0.05 * (2.0 + 0.4 + 0.2))),
-    # abdomen_z, right_hip_y, right_knee; the energy of a joint is weighted by its gear
-    ("Humanoid", {0: 1.0, 5: -0.5, 6: 0.2}, {0: 10.0, 5: 4.0, 6: -5.0, 7: 9.0},
-     (0.01, 0.05 * (1.0 * 0.5 + 0.2 * 1.0 + 0.1 * 90 / 135))),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "env_id, action, velocity, costs",
+    [
+        ("Ant", {0: 1.0, 1: -0.5, 7: 0.2}, {0: 10.0, 1: 4.0, 2: 9.0, 7: -5.0}, (0.005, 0.05 * (2.0 + 0.4 + 0.2))),
+        # abdomen_z, right_hip_y, right_knee; the energy of a joint is weighted by its gear
+        (
+            "Humanoid",
+            {0: 1.0, 5: -0.5, 6: 0.2},
+            {0: 10.0, 5: 4.0, 6: -5.0, 7: 9.0},
+            (0.01, 0.05 * (1.0 * 0.5 + 0.2 * 1.0 + 0.1 * 90 / 135)),
+        ),
+    ],
+)
 def test_effort_costs(make_still, env_id, action, velocity, costs):
     env = make_still(env_id)
     env.action = torch.zeros(1, env.num_actions)
@@ -274,12 +284,17 @@ def put_normalised(env, joints):
         env.engine.qpos[0, 7 + joint] = middle[joint] + value * half[joint]
 
 
-@pytest.mark.parametrize("env_id, joints, cost", [
-    ("Ant", {0: 0.992, 3: 1.01, 5: 0.985}, 0.2), ("Ant", {2: -1.05}, 0.0),  # at the upper side alone
-    # right_hip_y (gear 135); right_knee (90), half as deep; abdomen_z (67.5), twice as deep
-    ("Humanoid", {5: 1.0, 6: -0.99}, 0.25 * (1.0 + 0.5 * 90 / 135)), ("Humanoid", {0: -1.02}, 0.25 * 2.0 * 0.5),
-    ("Humanoid", {0: 0.979}, 0.0),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "env_id, joints, cost",
+    [
+        ("Ant", {0: 0.992, 3: 1.01, 5: 0.985}, 0.2),
+        ("Ant", {2: -1.05}, 0.0),  # at the upper side alone
+        # right_hip_y (gear 135); right_knee (90), half as deep; abdomen_z (67.5), twice as deep
+        ("Humanoid", {5: 1.0, 6: -0.99}, 0.25 * (1.0 + 0.5 * 90 / 135)),
+        ("Humanoid", {0: -1.02}, 0.25 * 2.0 * 0.5),
+        ("Humanoid", {0: 0.979}, 0.0),
+    ],
+)
 def test_limits_cost(make_still, env_id, joints, cost):
     env = make_still(env_id)
     put_normalised(env, joints)

@@ -13,15 +13,26 @@ from tests.envs.helpers import simulate, started
 
 # World positions (m) with all joints at zero and the base at (0, 0, 0.5), from the published robot description.
 POSITIONS = {
-    "forearm": (0, 0, 0.49), "wrist": (0, -0.256, 0.49), "palm": (0, -0.29, 0.49),
-    "ffdistal": (-0.033, -0.455, 0.49), "mfdistal": (-0.011, -0.459, 0.49), "rfdistal": (0.011, -0.455, 0.49),
-    "lfdistal": (0.034, -0.448, 0.49), "thdistal": (-0.083478, -0.368517, 0.498999),
-}  # fmt: skip
+    "forearm": (0, 0, 0.49),
+    "wrist": (0, -0.256, 0.49),
+    "palm": (0, -0.29, 0.49),
+    "ffdistal": (-0.033, -0.455, 0.49),
+    "mfdistal": (-0.011, -0.459, 0.49),
+    "rfdistal": (0.011, -0.455, 0.49),
+    "lfdistal": (0.034, -0.448, 0.49),
+    "thdistal": (-0.083478, -0.368517, 0.498999),
+}
 THUMB_TIP_QUAT = (0.270469, -0.270467, -0.653336, 0.653334)  # of thdistal, wxyz
 LIMITS = {
-    "WRJ1": (-0.489, 0.14), "WRJ0": (-0.698, 0.489), "LFJ4": (0, 0.785), "THJ4": (-1.047, 1.047), "THJ3": (0, 1.222),
-    "THJ2": (-0.209, 0.209), "THJ1": (-0.524, 0.524), "THJ0": (-1.571, 0),
-}  # fmt: skip
+    "WRJ1": (-0.489, 0.14),
+    "WRJ0": (-0.698, 0.489),
+    "LFJ4": (0, 0.785),
+    "THJ4": (-1.047, 1.047),
+    "THJ3": (0, 1.222),
+    "THJ2": (-0.209, 0.209),
+    "THJ1": (-0.524, 0.524),
+    "THJ0": (-1.571, 0),
+}
 EFFORTS = [4.785, 2.175] + [0.9, 0.9, 0.7245] * 3 + [0.9, 0.9, 0.9, 0.7245] + [2.3722, 1.45, 0.99, 0.99, 0.81]
 TIMESTEP = 0.01667 / 2
 # A grasp (rad, targets of the 20 drives) around a cube that lies at CUBE_IN_PALM, found by random search.

@@ -79,9 +79,15 @@ def test_python_3_8_can_read_it(path):
     ast.parse(path.read_text(), feature_version=(3, 8))
 
 
-@pytest.mark.parametrize("old, new", [
-    ("ppo.py", "sapg.py"), ("sapg.py", "cpo.py"), ("sapg.py", "epo.py"), ("ppo.py", "pbt.py"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "old, new",
+    [
+        ("ppo.py", "sapg.py"),
+        ("sapg.py", "cpo.py"),
+        ("sapg.py", "epo.py"),
+        ("ppo.py", "pbt.py"),
+    ],
+)
 def test_the_diff_is_the_lesson(old, new):
     lines = subprocess.run(["diff", old, new], cwd=ROOT, capture_output=True, text=True).stdout.splitlines()
     assert 0 < sum(line.startswith(">") for line in lines) <= 170
@@ -109,10 +115,15 @@ SHARED = "MAX_STD MAX_LOG_RATIO RunningMeanStd make_mlp compute_gae n_step_retur
 SHARED_BY_POPULATIONS = "LEADER Agent sample_offpolicy_columns offpolicy_advantages offpolicy_batch".split()
 
 
-@pytest.mark.parametrize("scripts, shared", [
-    (SCRIPTS, SHARED), (SCRIPTS[1:4], SHARED_BY_POPULATIONS), (["ppo.py", "pbt.py"], ["minibatch_loss"]),
-    (["sapg.py", "epo.py"], ["minibatch_loss"]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "scripts, shared",
+    [
+        (SCRIPTS, SHARED),
+        (SCRIPTS[1:4], SHARED_BY_POPULATIONS),
+        (["ppo.py", "pbt.py"], ["minibatch_loss"]),
+        (["sapg.py", "epo.py"], ["minibatch_loss"]),
+    ],
+)
 def test_shared_blocks_are_the_same_to_the_letter(scripts, shared):
     found = [definitions(script) for script in scripts]
     for name in shared:
