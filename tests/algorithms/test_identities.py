@@ -128,7 +128,7 @@ def test_same_seed_same_run_other_seed_other_run(script):
     ids=lambda x: x if isinstance(x, str) else x.__name__,
 )
 def test_first_ratio_of_on_policy_rows_is_one(script, off_policy, network):
-    """The policy that learns is the policy that acted, from the second iteration on.
+    """The policy that learns is the policy that acted, from the second iteration on (but for the rounding of --bf16).
 
     In the first one the normaliser takes in the rollout before, since until then it knows nothing. There is one
     gradient step per iteration, with a clip so narrow that the log shows whose ratio is another.

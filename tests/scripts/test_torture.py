@@ -160,6 +160,13 @@ def test_the_second_signal_ends_the_run_at_once(monkeypatch):
     assert checkpoint(the_run())["iteration"] == 4
 
 
+def test_a_terminal_that_closes_hangs_up_twice_and_the_run_saves(monkeypatch):
+    """Once by the kernel, once by bash."""
+    between(monkeypatch, {5: lambda: send(signal.SIGHUP, signal.SIGHUP)})
+    assert train(ppo, f"{FLAGS} {EIGHT}") == 128 + signal.SIGHUP
+    assert checkpoint(the_run())["iteration"] == 5
+
+
 def test_nohup_outlives_the_terminal(monkeypatch):
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     between(monkeypatch, {3: lambda: send(signal.SIGHUP)})
