@@ -3,6 +3,8 @@
 import math
 
 import mujoco
+import numpy as np
+import pytest
 import torch
 
 import envs
@@ -46,6 +48,33 @@ def data_of(env, index):
     data.qvel[:] = env.engine.qvel[index].double()
     mujoco.mj_forward(model, data)
     return model, data
+
+
+def motion(model, data, name):
+    """Of a body in world axes: position (3), quaternion x, y, z, w (4), linear (3) and angular velocity (3)."""
+    velocity = np.zeros(6)
+    body = data.body(name)
+    mujoco.mj_objectVelocity(model, data, mujoco.mjtObj.mjOBJ_XBODY, body.id, velocity, 0)
+    return [*body.xpos, *body.xquat[[1, 2, 3, 0]], *velocity[3:], *velocity[:3]]
+
+
+def inertia_in_body(body):
+    """xx, yy, zz, xy, xz, yz of a model's body about its centre of mass, in the body's axes."""
+    axes = np.zeros(9)
+    mujoco.mju_quat2Mat(axes, body.iquat)
+    axes = axes.reshape(3, 3)
+    inertia = axes @ np.diag(body.inertia) @ axes.T
+    return inertia[[0, 1, 2, 0, 0, 1], [0, 1, 2, 1, 2, 2]]
+
+
+def rendered(env, index):
+    """The picture of an environment; skips the test where there is no OpenGL."""
+    try:
+        return env.render(index)
+    except RuntimeError as error:
+        if "OpenGL" not in str(error):
+            raise
+        pytest.skip(str(error))
 
 
 class Specs:

@@ -181,7 +181,7 @@ def test_an_environment_that_a_users_package_registers(tmp_path):
     assert info["final_obs"].tolist() == [[2.0, 5.0], [4.0, 5.0]]
     assert truncated.tolist() == [False, True]
     assert not terminated.any()
-    with pytest.raises(RuntimeError, match='^this environment has no render mode "rgb_array"$'):
+    with pytest.raises(RuntimeError, match="rgb_array"):
         env.render(0)
 
 
@@ -265,20 +265,23 @@ def test_odd_environments_from_which_nothing_is_learned_are_refused(name, what, 
 
 
 @pytest.mark.parametrize(
-    "env_id, reason",
+    "env_id, hint",
     [
-        ("envpool:Hoper-v5", "unknown, did you mean Hopper-v5?"),
-        ("isaaclab:Isaac-Ant", "needs the package isaaclab, not installed: pip install -r requirements-isaaclab.txt"),
-        ("envpool:CartPole-v1", "actions must be a Box of floating-point numbers, this has Discrete(2)"),
-        ("HalfCheetah-v5", "did you mean envpool:HalfCheetah-v5 or gymnasium:HalfCheetah-v5?"),
-        ("gymnasium:json:MyEnv-v0", "json registers no MyEnv-v0"),
+        ("envpool:Hoper-v5", "Hopper-v5"),
+        ("isaaclab:Isaac-Ant", "pip install -r requirements-isaaclab.txt"),
+        ("envpool:CartPole-v1", "Discrete(2)"),
+        ("HalfCheetah-v5", "gymnasium:HalfCheetah-v5"),
+        ("gymnasium:json:MyEnv-v0", "MyEnv-v0"),
     ],
 )
-def test_refused(env_id, reason, capsys):
+def test_refused(env_id, hint, capsys):
     with pytest.raises(SystemExit) as end:
         ppo.main(["--env-id", env_id])
     assert end.value.code == 2
-    assert capsys.readouterr().err == f"--env-id {env_id}: {reason}\n"
+    (line,) = capsys.readouterr().err.splitlines()
+    start = f"--env-id {env_id}: "
+    assert line.startswith(start)
+    assert hint in line[len(start) :]
 
 
 # ---------------------------------------------------------------- runs

@@ -10,7 +10,7 @@ import torch
 from envs.clearance import Clearance
 from envs.models import allegro_kuka_scene as scene
 from envs.tasks import allegro_kuka as task
-from tests.envs.helpers import StillEngine, data_of, random_actions, started, turn
+from tests.envs.helpers import StillEngine, data_of, motion, random_actions, started, turn
 
 TURN_X = turn(math.pi / 2, 0)  # y -> z, z -> -y
 TURN_Z = turn(math.pi / 2, 2)  # x -> y, y -> -x
@@ -438,12 +438,6 @@ def test_observation_layout(env_id, arms, pattern):
         def point(name, offset):
             return data.body(name).xpos + data.body(name).xmat.reshape(3, 3) @ offset
 
-        def motion(name):
-            velocity = np.zeros(6)
-            body = data.body(name)
-            mujoco.mj_objectVelocity(model, data, mujoco.mjtObj.mjOBJ_XBODY, body.id, velocity, 0)
-            return [*body.xquat[[1, 2, 3, 0]], *velocity[3:], *velocity[:3]]
-
         matrix = np.zeros(9)
         mujoco.mju_quat2Mat(matrix, env.goal[i, 3:].double().numpy())
         corners = 0.0375 * scale * pattern
@@ -457,8 +451,8 @@ def test_observation_layout(env_id, arms, pattern):
             *(2 * (data.qpos[: len(lower)] - lower) / (upper - lower) - 1),
             *data.qvel[: len(lower)],
             *palms.flatten(),
-            *[x for arm in arms for x in motion(arm + "iiwa7_link_7")],
-            *motion("object"),
+            *[x for arm in arms for x in motion(model, data, arm + "iiwa7_link_7")[3:]],
+            *motion(model, data, "object")[3:],
             *(np.array(tips) - palms[:, None]).flatten(),
             *(of_object - palms[:, None]).flatten(),
             *(of_object - of_goal).flatten(),

@@ -11,7 +11,7 @@ import envs
 from envs.models import allegro_hand as robot
 from envs.rotations import multiply
 from envs.tasks import in_hand as task
-from tests.envs.helpers import StillEngine, data_of, random_actions, simulate, started, turn
+from tests.envs.helpers import StillEngine, data_of, motion, random_actions, simulate, started, turn
 
 START = np.clip(np.zeros(16), robot.JOINT_LOWER, robot.JOINT_UPPER)
 # Joint targets (rad) that hold the cube, found by random search.
@@ -300,23 +300,17 @@ def test_observation_layout(env_id):
         relative = np.zeros(4)
         mujoco.mju_mulQuat(relative, cube.xquat, goal * [1, -1, -1, -1])
 
-        def motion(name):
-            velocity = np.zeros(6)
-            body = data.body(name)
-            mujoco.mj_objectVelocity(model, data, mujoco.mjtObj.mjOBJ_XBODY, body.id, velocity, 0)
-            return [*body.xpos, *body.xquat[[1, 2, 3, 0]], *velocity[3:], *velocity[:3]]
-
         expected = [
             *(2 * (joints - lower) / (upper - lower) - 1),
             *(0.2 * data.qvel[: env.num_joints]),
             *(10.0 * env.joint_force()[i]),
-            *motion("cube")[:10],
-            *(0.2 * np.array(motion("cube")[10:])),
+            *motion(model, data, "cube")[:10],
+            *(0.2 * np.array(motion(model, data, "cube")[10:])),
             *env.cube_start[:2],
             env.cube_start[2] - 0.04,
             *np.roll(goal, -1),
             *np.roll(relative, -1),
-            *[x for name in env.fingertip_bodies for x in motion(name)],
+            *[x for name in env.fingertip_bodies for x in motion(model, data, name)],
             *(10.0 * env.engine.sensors[i, 2 * env.num_joints :]),
             *action[i],
         ]
