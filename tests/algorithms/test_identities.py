@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import cpo
 import epo
@@ -142,19 +141,6 @@ def test_first_ratio_of_on_policy_rows_is_one(script, off_policy, network):
     assert len(later) == 3
     for share in later:
         assert (share == 0.0) == ("ratio 1" not in off_policy)
-
-
-@pytest.fixture
-def gradients():
-    """The gradient of each step of Adam since the beginning of the test."""
-    seen = []
-
-    def look(optimizer, args, kwargs):
-        seen.append(torch.cat([p.grad.flatten() for group in optimizer.param_groups for p in group["params"]]))
-
-    handle = register_optimizer_step_pre_hook(look)
-    yield seen
-    handle.remove()
 
 
 @pytest.mark.usefixtures("float64")

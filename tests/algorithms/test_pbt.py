@@ -11,9 +11,9 @@ import torch
 import epo
 import pbt
 import ppo
-from tests.algorithms.runs import train
+from tests.algorithms.runs import record, train
 from tests.conftest import TINY, Drift, the_run, written
-from tests.scripts.conftest import checkpoint, same
+from tests.scripts.conftest import assert_same_state, checkpoint, same
 
 AGENTS = f"{TINY} --num-agents 4 --pbt-start 1 --pbt-interval 1"
 LONG = f"{AGENTS} --total-timesteps 2592 --mutation-rate 0.5"  # 12 iterations of 216
@@ -121,24 +121,17 @@ def test_a_copy_is_a_copy_and_then_goes_its_own_way(copies):
     assert not any(same(x["exp_avg"], y["exp_avg"]) for x, y in zip(moments, others))
 
 
-def test_fitness_is_of_the_latest_episodes_that_began_after_the_last_copies(copies, monkeypatch):
-    step = Drift.step
-    steps = []
-
-    def recorded(self, action):
-        _, _, terminated, truncated, info = outputs = step(self, action)
-        steps.append([x.tolist() for x in (terminated | truncated, *map(info["episode"].get, ("done", "objective")))])
-        return outputs
-
-    monkeypatch.setattr(Drift, "step", recorded)
-    train(pbt, f"{LONG} --num-steps 3 --num-envs 44")
+def test_fitness_is_of_the_latest_episodes_that_began_after_the_last_copies(copies):
+    steps = record(pbt, f"{LONG} --num-steps 3 --num-envs 44").steps
     last = 0
     began = [0] * 44
     latest = [math.nan] * 44
-    for t, outcomes in enumerate(steps, 1):
-        for e, (ends, done, objective) in enumerate(zip(*outcomes)):
-            latest[e] = objective if done and began[e] >= last else latest[e]
-            began[e] = t if ends else began[e]
+    for t, step in enumerate(steps, 1):
+        for e in range(44):
+            if step.counts[e] and began[e] >= last:
+                latest[e] = step.objective[e].item()
+            if step.terminated[e] or step.truncated[e]:
+                began[e] = t
         known = torch.tensor(latest).view(4, 11)
         if t % 3 == 0 and t < len(steps) and (known.isnan().sum(1) <= 1).all():  # 10 of 11 are 90 %
             torch.testing.assert_close(copies.pop(0)[0], known.nanmean(1))
@@ -183,23 +176,25 @@ def test_episodes_that_never_end_stop_neither_copies_nor_generations(script, fla
         ("", [432, 864, 1296, 1728, 2160]),
         ("--pbt-start 700 --pbt-interval 500", [864, 1512, 2160]),
         ("--pbt-interval 1500", [1512]),
-        ("--total-timesteps 64800", [648, 1296, 1944]),
+        ("--pbt-start 648 --pbt-interval 648", [648, 1296, 1944]),
     ],
 )
-def test_the_schedule_counts_environment_steps(flags, expected, monkeypatch):
-    """Unset: 1 % of the run. After two iterations every environment has an episode."""
-    seen = []
+def test_the_schedule_counts_environment_steps(flags, expected):
+    """Copies come before the rollout of an iteration. After two iterations every environment has an episode."""
+    train(pbt, f"{LONG.replace('--pbt-start 1 --pbt-interval 1', '')} {flags}")
+    copies = written(the_run()).Tensors("pbt/copies/text_summary")
+    assert [event.step - 216 for event in copies] == expected
 
-    def log(run, iteration, step, values):
-        run.stopping = iteration == 12
-        seen.extend([step - 216] * ("pbt/copies" in values))
-        rates = [group["lr"] for group in run.learner["optimizer"].param_groups]
-        assert (values["pbt/lr_min"], values["pbt/lr_max"]) == (min(rates), max(rates))
 
-    monkeypatch.setattr(pbt.harness.Run, "log", log)
-    with pytest.raises(SystemExit):
-        pbt.main(f"{LONG.replace('--pbt-start 1 --pbt-interval 1', '')} {flags}".split())
-    assert seen == expected
+def test_the_log_has_the_lowest_and_the_highest_hyperparameter():
+    saved = train(pbt, LONG)
+    log = written(the_run())
+    groups = saved["learner"]["optimizer"]["param_groups"]
+    assert len({group["gamma"] for group in groups}) > 1
+    for name in pbt.MUTATED:
+        values = [group[name] for group in groups]
+        assert log.Scalars(f"pbt/{name}_min")[-1].value == pytest.approx(min(values)), name
+        assert log.Scalars(f"pbt/{name}_max")[-1].value == pytest.approx(max(values)), name
 
 
 def test_a_longer_run_starts_to_copy_a_little_later():
@@ -245,17 +240,9 @@ def test_an_agent_learns_from_its_own_data_with_its_own_hyperparameters(flags, n
     assert all(same(learner(mixed, k), learner(all_of_them, k)) for k in (1, 2, 3))
 
 
-def test_every_agents_gradient_is_limited_and_its_noise_bounded(monkeypatch):
-    step = torch.optim.Adam.step
-    norms = []
-
-    def checked(self):
-        gradients = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
-        norms.append(torch.stack([gradient.norm() for gradient in gradients]).norm().item())
-        return step(self)
-
-    monkeypatch.setattr(torch.optim.Adam, "step", checked)
+def test_every_agents_gradient_is_limited_and_its_noise_bounded(gradients):
     saved = train(pbt, f"{AGENTS} --ent-coef 9 --mutation-rate 0 --max-grad-norm 0.01 --init-std 1.9 --kl-threshold 0")
+    norms = [gradient.norm().item() for gradient in gradients]
     assert norms == pytest.approx([0.01] * 4 * 2 * 2 * 3, rel=1e-3)  # agents, epochs, minibatches, iterations
     assert [learner(saved, k)[0]["actor_logstd"].max().item() for k in range(4)] == [pytest.approx(math.log(2.0))] * 4
 
@@ -279,10 +266,11 @@ def test_one_agent_is_ppo_bit_by_bit(flags):
             assert values[0] == pytest.approx(values[1], rel=1e-5), key
 
 
-def test_resumed_between_copies_is_uninterrupted(copies):
-    train(pbt, f"{LONG} --num-steps 3 --total-timesteps 1440")
-    whole = [call[:2] for call in copies]
+def test_resumed_between_copies_is_uninterrupted():
+    whole = train(pbt, f"{LONG} --num-steps 3 --total-timesteps 1440")
+    copies = [event.step for event in written(the_run()).Tensors("pbt/copies/text_summary")]
+    assert copies[0] < 1008
+    assert copies[-1] > 1008
     train(pbt, f"{LONG} --num-steps 3 --total-timesteps 1008")
     pbt.main(f"--no-cuda --resume {the_run()} --total-timesteps 1440".split())
-    assert same([call[:2] for call in copies[len(whole) :]], whole)
-    assert len(whole) > 2
+    assert_same_state(checkpoint(the_run()), whole)
