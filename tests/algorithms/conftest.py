@@ -4,6 +4,8 @@ import pytest
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+pytest.register_assert_rewrite(*(f"tests.algorithms.{name}" for name in ("minibatches", "reference_loss", "runs")))
+
 
 @pytest.fixture
 def gradients():

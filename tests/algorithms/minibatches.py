@@ -50,23 +50,23 @@ def make_minibatch(script, flags="", same_policy=False):
         agent.actor.weight *= 8.0  # some action means leave +-1.1
         agent.obs_rms.mean.uniform_(-0.5, 0.5)
         agent.obs_rms.var.uniform_(0.5, 2.0)
-    learners = torch.arange(num_agents).repeat_interleave(n)
-    others = round(getattr(args, "off_policy_ratio", 0.0) * n)
-    off_learners = range(num_agents) if getattr(args, "aggregation", "") == "symmetric" else [0]
-    off_learners = torch.tensor(off_learners).repeat_interleave(others)
-    is_offpolicy = torch.cat([torch.zeros(len(learners)), torch.ones(len(off_learners))])
-    mb = make_columns(args, agent, torch.cat([learners, off_learners]))
+    num_learners = num_agents if getattr(args, "aggregation", "") == "symmetric" else 1
+    num_others = round(getattr(args, "off_policy_ratio", 0.0) * n)  # columns of others for each learner
+    own = torch.arange(num_agents).repeat_interleave(n)
+    off_policy = torch.arange(num_learners).repeat_interleave(num_others)
+    mb = make_columns(args, agent, torch.cat([own, off_policy]))
     if script is not ppo:
-        mb["is_offpolicy"] = is_offpolicy.expand(args.num_steps, -1)
+        mb["is_offpolicy"] = torch.zeros_like(mb["logprobs"])
+        mb["is_offpolicy"][:, len(own) :] = 1.0
         mb["mu"] = torch.ones_like(mb["logprobs"])
         if args.off_policy_mu:
-            mb["mu"] = torch.where(mb["is_offpolicy"] > 0, (0.3 * torch.randn_like(mb["mu"])).exp(), mb["mu"])
+            mb["mu"][:, len(own) :] = (0.3 * torch.randn(args.num_steps, len(off_policy))).exp()
         mb["logprobs"] = mb["logprobs"] - mb["mu"].log()  # ratios are around mu
     if same_policy:
         with torch.no_grad():
             mb["logprobs"] = evaluate(agent, mb)[1]
     imitators = torch.arange(1, num_agents).repeat_interleave(n if getattr(args, "awac_coef", 0.0) else 0)
-    awac_mb = make_columns(args, agent, imitators) if len(imitators) else make_columns(args, agent, learners[:0])
+    awac_mb = make_columns(args, agent, imitators)
     ent_coefs = args.ent_coef + torch.linspace(0.0, getattr(args, "max_ent_coef", 0.0), num_agents)
     return SimpleNamespace(script=script, args=args, agent=agent, mb=mb, awac_mb=awac_mb, ent_coefs=ent_coefs)
 
