@@ -39,7 +39,10 @@ class OperationalSpaceController:
         mass, com, inertia, effort, speed, rest = (
             torch.as_tensor(x, dtype=torch.float32, device=device) for x in (mass, com, inertia, effort, speed, rest)
         )
-        self.effort, self.speed, self.period, self.rest = effort, speed, period, rest
+        self.effort = effort
+        self.speed = speed
+        self.period = period
+        self.rest = rest
         self.num_joints = len(rest)
         self.hand_offset = hand_offset
         self.stiffness = stiffness

@@ -21,7 +21,7 @@ class StopSignals:
                 self.handlers[number] = signal.signal(number, self.stop)
 
     def stop(self, number, frame):
-        if self.received and number != signal.SIGHUP:  # a closing terminal may send that twice
+        if self.received and number != signal.SIGHUP:  # a closing terminal sends that twice: the kernel does, and bash
             sys.exit(128 + number)
         self.received = self.received or number
         if not self.quiet and number != signal.SIGHUP:  # a hangup means that the terminal is gone

@@ -75,14 +75,18 @@ def print_training(script_and_flags, num_envs, sizes, seconds_left):
     run = throughput.train(command, seconds_left)
     broken = run.curves["charts/nan_worlds"][1][-1] if "charts/nan_worlds" in run.curves else 0
     iterations = len(run.curves["perf/rollout_s"][0])
-    report(f"| `{' '.join(script_and_flags)}` | {num_envs:,} | {run.first_iteration:.0f} | {iterations} | "
-           f"{run.speed:,.0f} | {run.rollout:.2f} | {run.update:.2f} | {run.memory:.2f} | {run.torch_memory:.2f} | "
-           f"{broken:.0f} |")  # fmt: skip
+    report(
+        f"| `{' '.join(script_and_flags)}` | {num_envs:,} | {run.first_iteration:.0f} | {iterations} | "
+        f"{run.speed:,.0f} | {run.rollout:.2f} | {run.update:.2f} | {run.memory:.2f} | {run.torch_memory:.2f} | "
+        f"{broken:.0f} |"
+    )
 
 
 def print_trainings(commands, num_envs, sizes, seconds_left):
-    report("\n| training | environments | first iteration after, s | iterations | steps/s | rollout, s | update, s "
-           "| peak memory, GB | of it torch, GB | broken worlds |\n|-|-|-|-|-|-|-|-|-|-|")  # fmt: skip
+    report(
+        "\n| training | environments | first iteration after, s | iterations | steps/s | rollout, s | update, s "
+        "| peak memory, GB | of it torch, GB | broken worlds |\n|-|-|-|-|-|-|-|-|-|-|"
+    )
     for command in commands:
         attempt(f"`{' '.join(command)}`", seconds_left, print_training, command, num_envs, sizes, seconds_left())
 

@@ -346,7 +346,8 @@ def main(names):
     os.makedirs("docs/images", exist_ok=True)
     for name in names:
         save(draw(POSES[name](name)), f"docs/images/{name}.png")
-    width, height = SIZE[0] // 2, SIZE[1] // 2
+    width = SIZE[0] // 2
+    height = SIZE[1] // 2
     columns = 4
     strip = Image.new("RGB", (columns * width, len(STRIP) // columns * height))
     for i, name in enumerate(STRIP):

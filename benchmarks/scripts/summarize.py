@@ -19,7 +19,8 @@ from benchmarks.scripts.experiments import experiment_names, read_experiment
 
 def improvement(x, y):
     """P(X > Y) + P(X = Y) / 2 for runs x (R,) and y (S,)."""
-    x, y = np.asarray(x, dtype=float)[:, None], np.asarray(y, dtype=float)
+    x = np.asarray(x, dtype=float)[:, None]
+    y = np.asarray(y, dtype=float)
     return ((x > y) + 0.5 * (x == y)).mean()
 
 

@@ -42,11 +42,17 @@ FOOT_POSITIONS = slice(51, 63)  # centres of the feet in world axes, m: 4 x 3
 
 # Mass, centre of mass, inertia (xx, yy, zz, xy, xz, yz) of the base and of the links of FL. The other legs are mirror
 # images.
-BASE = (4.714, (0.0127283, 0.0021855, 0.0005149),
-        (0.01693993504, 0.05667919031, 0.06481376782, 8.387417594e-05, 0.000597672445, 2.5132874448e-05))  # fmt: skip
+BASE = (
+    4.714,
+    (0.0127283, 0.0021855, 0.0005149),
+    (0.01693993504, 0.05667919031, 0.06481376782, 8.387417594e-05, 0.000597672445, 2.5132874448e-05),
+)
 HIP = (0.696, (-0.003311, 0.000635, 3.1e-05), (0.000469246, 0.00080749, 0.000552929, -9.409e-06, -3.42e-07, -4.66e-07))
-THIGH = (1.013, (-0.003237, -0.022327, -0.027326),
-         (0.005529065, 0.005139339, 0.001367788, 4.825e-06, 0.000343869, 2.2448e-05))  # fmt: skip
+THIGH = (
+    1.013,
+    (-0.003237, -0.022327, -0.027326),
+    (0.005529065, 0.005139339, 0.001367788, 4.825e-06, 0.000343869, 2.2448e-05),
+)
 CALF = (0.226, (0.0047266, 0.0, -0.1319753), (0.00338556645, 0.00340344139, 4.38509375e-05, 0.0, -0.00016742735, 0.0))
 BASE_SHAPE = (0.1, 0.0, 0.0), (0.19, 0.097, 0.057)  # of a box: centre, half edges
 THIGH_SHAPE = (0.0, 0.0, -0.1), (0.017, 0.01225, 0.1)
@@ -94,9 +100,14 @@ def build(dynamics=NOMINAL):
         _add_box(thigh, thigh.name, THIGH_SHAPE, dynamics)
         _add_box(calf, calf.name, CALF_SHAPE, dynamics)
         _add_geom(
-            calf, "%s_foot" % leg, mujoco.mjtGeom.mjGEOM_SPHERE, FOOT_POSITION, (FOOT_RADIUS, 0, 0), dynamics,
+            calf,
+            "%s_foot" % leg,
+            mujoco.mjtGeom.mjGEOM_SPHERE,
+            FOOT_POSITION,
+            (FOOT_RADIUS, 0, 0),
+            dynamics,
             rgba=(*BLACK, 1),
-        )  # fmt: skip
+        )
         _draw_leg(hip, thigh, calf, left)
     for i, name in enumerate(JOINT_NAMES):
         joint = spec.joint(name)

@@ -22,17 +22,23 @@ PALM_BODY = "allegro_mount"
 BASE_POS = (0.0, 0.0, 0.5)
 BASE_QUAT = (0.257551, 0.283045, 0.683330, -0.621782)
 
-STIFFNESS, DAMPING = 3.0, 0.1  # N m / rad, N m s / rad
+STIFFNESS = 3.0  # N m / rad
+DAMPING = 0.1  # N m s / rad
 EFFORT = 0.5  # N m
 ARMATURE = 1e-3  # kg m^2
 # MuJoCo has no speed limit. With this damping, a drive at full effort reaches the published one.
 JOINT_DAMPING = EFFORT / HAND_SPEED  # N m s / rad
 
 MOUNT_SHIFT = np.array([-0.01643800, 0.0, -0.07100000])  # from the arm's last link to this hand's mount
-MOUNT = (0.4654, (-0.007336, -0.0184136, 0.0721728),
-         (0.00051079, 0.00049481, 0.00022201, -7.5671e-06, 2.9659e-05, 7.4446e-05),
-         [("cylinder", (0, 0, 0), (0, 0, 0.023), 0.0380),
-          ("box", (0.0204, 0.0203, 0.0751), (0.0551, 0.0492, 0.0463), (0, 0.38268, 0.92388, 0))])  # fmt: skip
+MOUNT = (
+    0.4654,
+    (-0.007336, -0.0184136, 0.0721728),
+    (0.00051079, 0.00049481, 0.00022201, -7.5671e-06, 2.9659e-05, 7.4446e-05),
+    [
+        ("cylinder", (0, 0, 0), (0, 0, 0.023), 0.0380),
+        ("box", (0.0204, 0.0203, 0.0751), (0.0551, 0.0492, 0.0463), (0, 0.38268, 0.92388, 0)),
+    ],
+)
 # Mass, centre of mass and inertia of links 0-3. Of the published inertias, only that of a finger's link 0 is physically
 # possible. The others here are those of the same mass, spread evenly over the link's convex hull. Link 3 carries the
 # pad.

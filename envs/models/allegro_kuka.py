@@ -19,8 +19,10 @@ FINGERTIP_OFFSETS = np.array([[0.05, 0.005, 0.0]] * 3 + [[0.06, 0.005, 0.0]])  #
 # Zero is below the lower limit of thumb joint 0, so a reset has to clamp the pose.
 DEFAULT_POSE = np.array([-1.571, 1.571, 0.0, 1.376, 0.0, 1.485, 2.358] + [0.0] * 16)
 
-STIFFNESS, DAMPING = 40.0, 5.0  # N m / rad, N m s / rad, published for every joint
-ARM_EFFORT, HAND_EFFORT = 300.0, 0.35  # N m
+STIFFNESS = 40.0  # N m / rad, published for every joint
+DAMPING = 5.0  # N m s / rad, published for every joint
+ARM_EFFORT = 300.0  # N m
+HAND_EFFORT = 0.35  # N m
 ARM_SPEED = 10.0  # rad / s, published limit
 # How far (rad) an arm's drive may aim beyond the joint's angle. At that distance its stiffness pulls as hard as its
 # damping brakes at ARM_SPEED. MuJoCo has no speed limit. Without this bound, arms reached 48 rad/s when targets jumped.
@@ -98,8 +100,12 @@ THUMB = [
     ((0.0514, 0, 0), (1, 0, 0, 0), 0.1, (0, 0, 0), (5.1458e-05, 5.1458e-05, 6.125e-05, 0, 0, 0),
      [("capsule", (0.0010, -0.0012, 0), (0.0368, -0.0012, 0), 0.0143)]),
 ]  # fmt: skip
-THUMB_LIMITS = [(0.279244444444, 1.57075), (-0.331602777778, 1.15188333333), (-0.279244444444, 1.727825),
-                (-0.279244444444, 1.76273055556)]  # fmt: skip
+THUMB_LIMITS = [
+    (0.279244444444, 1.57075),
+    (-0.331602777778, 1.15188333333),
+    (-0.279244444444, 1.727825),
+    (-0.279244444444, 1.76273055556),
+]
 
 JOINT_LOWER, JOINT_UPPER = np.array([(-x, x) for x in ARM_LIMITS] + FINGER_LIMITS * 3 + THUMB_LIMITS).T
 
@@ -139,9 +145,12 @@ def add_allegro_kuka(spec, pos, yaw=0.0, prefix=""):
         joint = prefix + JOINT_NAMES[i]
         limits = (JOINT_LOWER[i], JOINT_UPPER[i])
         body.add_joint(
-            name=joint, axis=(0, 0, 1), range=limits, armature=0.0 if arm else HAND_ARMATURE,
+            name=joint,
+            axis=(0, 0, 1),
+            range=limits,
+            armature=0.0 if arm else HAND_ARMATURE,
             damping=(0.0 if arm else HAND_JOINT_DAMPING, 0.0, 0.0),
-        )  # fmt: skip
+        )
         drive = (STIFFNESS, DAMPING, ARM_EFFORT) if arm else (HAND_STIFFNESS, HAND_DAMPING, HAND_EFFORT)
         add_position_drive(spec, joint, *drive, limits)
         parent = body

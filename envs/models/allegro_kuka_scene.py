@@ -57,14 +57,21 @@ class Layout(NamedTuple):
 
 
 ONE_ARM = Layout(
-    ("",), ((0.0, 0.8, 0.0),), (0.0,), DEFAULT_POSE, (0.475, 0.4, 0.3),
-    ((1.35, -0.85, 1.02), (0.0, 0.3, 0.6), 38.0),
-)  # fmt: skip
+    prefixes=("",),
+    positions=((0.0, 0.8, 0.0),),
+    yaws=(0.0,),
+    pose=DEFAULT_POSE,
+    table_size=(0.475, 0.4, 0.3),
+    camera=((1.35, -0.85, 1.02), (0.0, 0.3, 0.6), 38.0),
+)
 TWO_ARMS = Layout(
-    ("arm0_", "arm1_"), ((-1.1, 0.0, 0.0), (1.1, 0.0, 0.0)), (np.pi / 2, -np.pi / 2),
-    np.concatenate([DEFAULT_POSE[:3], [1.6], DEFAULT_POSE[4:]]), (1.1, 0.4, 0.3),
-    ((0.6, -2.5, 1.5), (0.0, 0.0, 0.6), 41.0),
-)  # fmt: skip
+    prefixes=("arm0_", "arm1_"),
+    positions=((-1.1, 0.0, 0.0), (1.1, 0.0, 0.0)),
+    yaws=(np.pi / 2, -np.pi / 2),
+    pose=np.concatenate([DEFAULT_POSE[:3], [1.6], DEFAULT_POSE[4:]]),
+    table_size=(1.1, 0.4, 0.3),
+    camera=((0.6, -2.5, 1.5), (0.0, 0.0, 0.6), 41.0),
+)
 
 
 class Obstacle(NamedTuple):
@@ -77,8 +84,10 @@ class Obstacle(NamedTuple):
     thickness: float = 0.02
 
 
-OBSTACLE_BODY, OBSTACLE_DENSITY = "obstacle", 400.0  # kg / m^3, a light wood
-OBJECT_BODY, GOAL_BODY = "object", "goal"
+OBSTACLE_BODY = "obstacle"
+OBSTACLE_DENSITY = 400.0  # kg / m^3, a light wood
+OBJECT_BODY = "object"
+GOAL_BODY = "goal"
 OBJECT_BASE_SIZE = 0.05  # m, edge of the box with scale 1
 OBJECT_DENSITY = 400.0  # kg / m^3
 OBJECT_START = (0.0, 0.0, 0.63)
@@ -87,8 +96,11 @@ GOAL_RADIUS = 0.01875  # m
 # The bucket of Throw, an open frustum with twelve walls. Heights (m) are above its underside, radii (m) to the inner
 # corners.
 BUCKET_SIDES = 12
-BUCKET_FLOOR, BUCKET_FLOOR_RADIUS = 0.0099, 0.0705
-BUCKET_RIM, BUCKET_RIM_RADIUS, BUCKET_RIM_OUTER_RADIUS = 0.1977, 0.1034, 0.12
+BUCKET_FLOOR = 0.0099
+BUCKET_FLOOR_RADIUS = 0.0705
+BUCKET_RIM = 0.1977
+BUCKET_RIM_RADIUS = 0.1034
+BUCKET_RIM_OUTER_RADIUS = 0.12
 BUCKET_WALL = 0.0142  # at 4 m/s 1.5 % of thrown objects pass through it, at 7 m/s 24 %; 3 cm would halve that
 BUCKET_FLOOR_DEPTH = 0.04  # four times the original's, downwards: an object may fall 4 cm in a substep
 BUCKET_GOAL = 0.05  # height of the goal above the underside
@@ -148,9 +160,12 @@ def build_scene(object_scale=(1.0, 1.0, 1.0), goal="ball", layout=ONE_ARM, obsta
     world = spec.worldbody
     world.add_geom(name="ground", type=mujoco.mjtGeom.mjGEOM_PLANE, size=(0, 0, 1), material="ground")
     world.add_geom(
-        name="table", type=mujoco.mjtGeom.mjGEOM_BOX, pos=TABLE_POS, size=np.array(layout.table_size) / 2,
+        name="table",
+        type=mujoco.mjtGeom.mjGEOM_BOX,
+        pos=TABLE_POS,
+        size=np.array(layout.table_size) / 2,
         rgba=(*WOOD, 1),
-    )  # fmt: skip
+    )
     width, depth, thickness = layout.table_size
     for side in (-1, 1):  # only drawn: the table floats, like the original's
         foot = np.array(TABLE_POS) + (side * 0.36 * width, 0, -TABLE_POS[2])
@@ -186,19 +201,23 @@ def _add_obstacle(world, obstacle):
     if obstacle.opening:
         opening, low, high = obstacle.opening
         panels = [
-            (-width / 2, width / 2, 0.0, low), (-width / 2, width / 2, high, height),
-            (-width / 2, -opening / 2, low, high), (opening / 2, width / 2, low, high),
-        ]  # fmt: skip
+            (-width / 2, width / 2, 0.0, low),
+            (-width / 2, width / 2, high, height),
+            (-width / 2, -opening / 2, low, high),
+            (opening / 2, width / 2, low, high),
+        ]
         panels = [panel for panel in panels if panel[0] < panel[1]]
     body = world.add_body(name=OBSTACLE_BODY, pos=(0.0, 0.0, TABLE_TOP))
     if obstacle.loose:
         body.add_freejoint(name=OBSTACLE_BODY)
     for left, right, bottom, top in panels:
         body.add_geom(
-            type=mujoco.mjtGeom.mjGEOM_BOX, pos=(0.0, (left + right) / 2, (bottom + top) / 2),
-            size=(obstacle.thickness / 2, (right - left) / 2, (top - bottom) / 2), density=OBSTACLE_DENSITY,
+            type=mujoco.mjtGeom.mjGEOM_BOX,
+            pos=(0.0, (left + right) / 2, (bottom + top) / 2),
+            size=(obstacle.thickness / 2, (right - left) / 2, (top - bottom) / 2),
+            density=OBSTACLE_DENSITY,
             rgba=(0.55, 0.6, 0.75, 0.6),
-        )  # fmt: skip
+        )
 
 
 def _add_goal(body, goal, half_edges):
@@ -229,14 +248,19 @@ def _add_bucket(body):
         x = np.cos(angle)
         y = np.sin(angle)
         body.add_geom(
-            type=mujoco.mjtGeom.mjGEOM_BOX, pos=(radius * x, radius * y, height - BUCKET_GOAL),
-            xyaxes=(cos * x, cos * y, -sin, -y, x, 0.0), size=(BUCKET_WALL / 2, width / 2, length / 2), rgba=rgba,
-        )  # fmt: skip
+            type=mujoco.mjtGeom.mjGEOM_BOX,
+            pos=(radius * x, radius * y, height - BUCKET_GOAL),
+            xyaxes=(cos * x, cos * y, -sin, -y, x, 0.0),
+            size=(BUCKET_WALL / 2, width / 2, length / 2),
+            rgba=rgba,
+        )
     # Two crossed boxes, because MuJoCo finds too few contacts between a cylinder and a box for the box to lie still.
     for x, y in ((low, low * 2 / 3), (low * 2 / 3, low)):
         body.add_geom(
-            type=mujoco.mjtGeom.mjGEOM_BOX, pos=(0, 0, BUCKET_FLOOR - BUCKET_FLOOR_DEPTH / 2 - BUCKET_GOAL),
-            size=(x, y, BUCKET_FLOOR_DEPTH / 2), rgba=rgba,
-        )  # fmt: skip
+            type=mujoco.mjtGeom.mjGEOM_BOX,
+            pos=(0, 0, BUCKET_FLOOR - BUCKET_FLOOR_DEPTH / 2 - BUCKET_GOAL),
+            size=(x, y, BUCKET_FLOOR_DEPTH / 2),
+            rgba=rgba,
+        )
     underside = BUCKET_FLOOR - BUCKET_FLOOR_DEPTH - BUCKET_GOAL  # the bucket floats, like the original's
     draw(body, "cylinder", (0, 0, underside), (0, 0, underside - BUCKET_POST), 0.02, colour=GREY)

@@ -13,8 +13,10 @@ START_HEIGHT = 0.44  # m, of the torso
 GEAR = [15.0] * 8  # N m
 HIP_LIMIT = np.deg2rad(40)
 ANKLE_LIMITS = np.deg2rad([30, 100])
-DENSITY, FRICTION = 5.0, 1.5
-DAMPING, ARMATURE = 0.1, 0.01  # N m s / rad and kg m^2, of every joint
+DENSITY = 5.0
+FRICTION = 1.5
+DAMPING = 0.1  # N m s / rad, of every joint
+ARMATURE = 0.01  # kg m^2, of every joint
 
 # Of each leg: the quadrant that it points into, the sign of its ankle's angles, and the ankle's axis
 # fmt: off
@@ -27,11 +29,13 @@ LEGS = [
 # fmt: on
 FOOT_BODIES = [name + "_foot" for name, *_ in LEGS]
 JOINT_NAMES = ["%s_%d" % (joint, i) for i in range(1, 5) for joint in ("hip", "ankle")]
-JOINT_LOWER, JOINT_UPPER, DEFAULT_POSE = np.array([
-    limits
-    for _, _, sign, _ in LEGS
-    for limits in ((-HIP_LIMIT, HIP_LIMIT, 0.0), (*sorted(sign * ANKLE_LIMITS), sign * ANKLE_LIMITS[0]))
-]).T  # fmt: skip
+JOINT_LOWER, JOINT_UPPER, DEFAULT_POSE = np.array(
+    [
+        limits
+        for _, _, sign, _ in LEGS
+        for limits in ((-HIP_LIMIT, HIP_LIMIT, 0.0), (*sorted(sign * ANKLE_LIMITS), sign * ANKLE_LIMITS[0]))
+    ]
+).T
 
 
 def build():

@@ -26,20 +26,28 @@ CONTROL_PERIOD = 0.02  # s, one control step
 SUBSTEPS = 4  # with three, flailing legs penetrate the ground 1.5 times as deep
 TIMESTEP = CONTROL_PERIOD / SUBSTEPS
 CONTACT_NET_FORCE = (2, 3, 1)  # of MuJoCo's contact sensor: force only, summed over all contacts, one slot
-COS, SIN = 0.25881905, 0.96592583  # of 75 degrees
+COS = 0.25881905  # of 75 degrees
+SIN = 0.96592583
 
 # Of each body: mass, centre of mass, inertia (xx, yy, zz, xy, xz, yz) and shapes. A shape is a sphere (centre, radius),
 # a box (centre, half edges) or a capsule (end, end, radius), which replaces the published cylinders. Shapes touch only
 # the ground. It is a plane, so only their convex hull matters, and two capsules can replace the base's twelve lower
 # shapes.
-BASE = (26.37319938, (-0.0177939, -0.0001782, 0.0085043),
-        (0.21671194, 1.7851629, 1.83370072, 0.00922381, 0.05893319, -0.00016378),
-        [("capsule", (-0.5245, 0.07, 0), (0.5245, 0.07, 0), 0.09),
-         ("capsule", (-0.5245, -0.07, 0), (0.5245, -0.07, 0), 0.09),
-         ("capsule", (-0.364, 0, 0.0735), (-0.364, 0, 0.1935), 0.07)])  # fmt: skip
-THIGH_SHAPES = [("capsule", (0, 0, 0), (0.08, 0, 0), 0.065),
-                ("capsule", (-0.0397, 0, -0.285), (0.1003, 0, -0.285), 0.05),
-                ("box", (0.03, 0, -0.141314), (0.03, 0.0375, 0.141314))]  # fmt: skip
+BASE = (
+    26.37319938,
+    (-0.0177939, -0.0001782, 0.0085043),
+    (0.21671194, 1.7851629, 1.83370072, 0.00922381, 0.05893319, -0.00016378),
+    [
+        ("capsule", (-0.5245, 0.07, 0), (0.5245, 0.07, 0), 0.09),
+        ("capsule", (-0.5245, -0.07, 0), (0.5245, -0.07, 0), 0.09),
+        ("capsule", (-0.364, 0, 0.0735), (-0.364, 0, 0.1935), 0.07),
+    ],
+)
+THIGH_SHAPES = [
+    ("capsule", (0, 0, 0), (0.08, 0, 0), 0.065),
+    ("capsule", (-0.0397, 0, -0.285), (0.1003, 0, -0.285), 0.05),
+    ("box", (0.03, 0, -0.141314), (0.03, 0.0375, 0.141314)),
+]
 # Hip, thigh and shank of LF and RH, then those of LH and RF, which are nearly their mirror images in y.
 LEG = [
     (2.781, (0.0566606, -0.015294, -0.0082978),

@@ -14,11 +14,13 @@ from envs.models.visuals import BLACK, GREY, SILVER, WHITE, WOOD, add_camera, ad
 from envs.models.visuals import GOAL as GOAL_COLOUR
 from envs.models.visuals import draw, draw_faces, draw_goal_box
 
-NUM_ARM, NUM_JOINTS = 7, 9
+NUM_ARM = 7
+NUM_JOINTS = 9
 LINK_BODIES = ["panda_link%d" % i for i in range(1, 8)] + ["panda_leftfinger", "panda_rightfinger"]
 GRIP_BODY = "panda_grip_site"  # a frame of the last link, between the finger tips, 0.1025 m in front of the hand's
 TIP_BODIES = ["panda_leftfinger_tip", "panda_rightfinger_tip"]  # frames of the fingers, the centres of their pads
-HAND_OFFSET, GRIP_OFFSET = 0.107, 0.2095  # m, of the hand and of the grip site along the axis of joint 7
+HAND_OFFSET = 0.107  # m, of the hand along the axis of joint 7
+GRIP_OFFSET = 0.2095  # m, of the grip site along the same axis
 TIP_OFFSET = (0.0015, 0.0441)  # m along y (mirrored on the right) and z of a finger
 DEFAULT_POSE = np.array([0.0, 0.1963, 0.0, -2.618, 0.0, 2.9416, 0.7854, 0.035, 0.035])
 
@@ -29,7 +31,9 @@ ARM_SPEED = np.array([2.175, 2.175, 2.175, 2.175, 2.61, 2.61, 2.61])  # rad / s,
 # usual for this arm in MuJoCo, random actions exceed 10 rad/s in 0.06 % of the steps. Without it they do so in 2.5 %,
 # and some arms diverge.
 ARM_ARMATURE = 0.1  # kg m^2
-FINGER_STIFFNESS, FINGER_DAMPING, FINGER_EFFORT = 5000.0, 100.0, 200.0  # N / m, N s / m, N; position drives
+FINGER_STIFFNESS = 5000.0  # N / m, of the fingers' position drives
+FINGER_DAMPING = 100.0  # N s / m
+FINGER_EFFORT = 200.0  # N
 FINGER_OPEN = 0.04  # m
 FINGER_SPEED = 0.2  # m / s, published limit
 # Without armature, the drive would push a finger of 23 g through the cube and through its own limits, because MuJoCo
@@ -87,8 +91,17 @@ LINKS = [
      [("box", (0, -0.01221, 0.02628), (0.01001, 0.01135, 0.02627), (1, 0, 0, 0)),
       ("box", (0, -0.0015, 0.0441), (0.0065, 0.002, 0.0065), (1, 0, 0, 0))]),
 ]  # fmt: skip
-JOINT_LIMITS = [(-2.8973, 2.8973), (-1.7628, 1.7628), (-2.8973, 2.8973), (-3.0718, -0.0698), (-2.8973, 2.8973),
-                (-0.0175, 3.7525), (-2.8973, 2.8973), (0.0, FINGER_OPEN), (0.0, FINGER_OPEN)]  # fmt: skip
+JOINT_LIMITS = [
+    (-2.8973, 2.8973),
+    (-1.7628, 1.7628),
+    (-2.8973, 2.8973),
+    (-3.0718, -0.0698),
+    (-2.8973, 2.8973),
+    (-0.0175, 3.7525),
+    (-2.8973, 2.8973),
+    (0.0, FINGER_OPEN),
+    (0.0, FINGER_OPEN),
+]
 JOINT_LOWER, JOINT_UPPER = np.array(JOINT_LIMITS).T
 LINK_MASS = np.array([link[2] for link in LINKS])  # (9,)
 LINK_COM = np.array([link[3] for link in LINKS])  # (9, 3)
@@ -97,14 +110,17 @@ LINK_INERTIA = np.array([link[4] for link in LINKS])[:, [[0, 3, 4], [3, 1, 5], [
 # Only drawn: cylinders (end, end, radius, colour) that close the gaps at the joints, and their caps.
 ARM_DETAILS = [
     [((0, 0, -0.196), (0, 0, -0.188), 0.0700, GREY)],
-    [((0, 0, -0.105), (0, 0, 0.105), 0.0625, WHITE), ((0, 0, -0.119), (0, 0, 0.121), 0.0500, SILVER),
-     ((0, -0.006, 0.02), (0, -0.18, 0.01), 0.0600, WHITE)],
+    [
+        ((0, 0, -0.105), (0, 0, 0.105), 0.0625, WHITE),
+        ((0, 0, -0.119), (0, 0, 0.121), 0.0500, SILVER),
+        ((0, -0.006, 0.02), (0, -0.18, 0.01), 0.0600, WHITE),
+    ],
     [((0, 0, -0.150), (0, 0, -0.050), 0.0600, WHITE), ((0, 0, -0.128), (0, 0, -0.122), 0.0635, GREY)],
     [((0, 0, -0.100), (0, 0, 0.100), 0.0610, WHITE), ((0, 0, -0.114), (0, 0, 0.112), 0.0480, SILVER)],
     [((0, 0, -0.300), (0, 0.008, -0.200), 0.0560, WHITE), ((0, 0, -0.262), (0, 0, -0.256), 0.0620, GREY)],
     [((0, 0, -0.110), (0, 0, 0.055), 0.0530, WHITE), ((0, 0, -0.133), (0, 0, 0.063), 0.0420, SILVER)],
     [((0, 0, -0.050), (0, 0, 0.100), 0.0450, WHITE), ((0, 0, 0.060), (0, 0, 0.066), 0.0470, GREY)],
-]  # fmt: skip
+]
 
 # Pairs of bodies that overlap only because the primitives are larger than the real parts. MuJoCo itself ignores
 # contacts between a body and its parent, unless the parent is fixed to the world. The fingers need no contact with each
@@ -124,8 +140,11 @@ TABLE_SIZE = (1.2, 1.2, 0.05)  # full edges, m
 STAND_POS = (-0.5, 0.0, 1.075)
 STAND_SIZE = (0.2, 0.2, 0.1)
 TABLE_TOP = TABLE_POS[2] + TABLE_SIZE[2] / 2.0
-CUBE_A, CUBE_B, GOAL = "cube_a", "cube_b", "goal"
-SIZE_A, SIZE_B = 0.05, 0.07  # m, edges
+CUBE_A = "cube_a"
+CUBE_B = "cube_b"
+GOAL = "goal"
+SIZE_A = 0.05  # m, of an edge
+SIZE_B = 0.07  # m
 CUBE_DENSITY = 1000.0  # kg / m^3
 
 
@@ -156,9 +175,13 @@ def add_franka(spec, pos):
         joint = "panda_finger_joint%d" % (i - 6)
         limits = JOINT_LIMITS[i]
         finger.add_joint(
-            name=joint, type=mujoco.mjtJoint.mjJNT_SLIDE, axis=(0, side, 0), range=limits, armature=FINGER_ARMATURE,
+            name=joint,
+            type=mujoco.mjtJoint.mjJNT_SLIDE,
+            axis=(0, side, 0),
+            range=limits,
+            armature=FINGER_ARMATURE,
             damping=(FINGER_JOINT_DAMPING, 0.0, 0.0),
-        )  # fmt: skip
+        )
         add_position_drive(spec, joint, FINGER_STIFFNESS, FINGER_DAMPING, FINGER_EFFORT, limits)
     for a, b in EXCLUDED_PAIRS:
         spec.add_exclude(bodyname1=a, bodyname2=b)
@@ -208,5 +231,5 @@ def _add_cube(spec, name, size, xy):
     cube.add_freejoint(name=name)
     cube.add_geom(
         name=name, type=mujoco.mjtGeom.mjGEOM_BOX, size=[size / 2] * 3, density=CUBE_DENSITY, rgba=(*WHITE, 1)
-    )  # fmt: skip
+    )
     draw_faces(cube, [size / 2] * 3)

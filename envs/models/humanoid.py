@@ -10,7 +10,8 @@ from envs.models.walker import add_hinge, add_limit_sensor, add_root, add_shapes
 from envs.models.visuals import BLACK, WHITE, draw
 
 START_HEIGHT = 1.34  # m, of the torso
-DENSITY, FRICTION = 1000.0, 1.0
+DENSITY = 1000.0
+FRICTION = 1.0
 TILT = (1, 0, -0.002, 0)  # of the two lower parts of the trunk
 FOOT_BODIES = ["right_foot", "left_foot"]
 SKIN = (0.90, 0.71, 0.55)
@@ -89,9 +90,17 @@ def build():
         add_shapes(bodies[name], shapes, **kind)
     for name, (link, height, axis, limits, stiffness, damping, armature, gear) in JOINTS.items():
         add_hinge(
-            spec, bodies[link], name, axis, np.deg2rad(limits), gear, pos=(0, 0, height),
-            stiffness=(stiffness, 0, 0), damping=(damping, 0, 0), armature=armature,
-        )  # fmt: skip
+            spec,
+            bodies[link],
+            name,
+            axis,
+            np.deg2rad(limits),
+            gear,
+            pos=(0, 0, height),
+            stiffness=(stiffness, 0, 0),
+            damping=(damping, 0, 0),
+            armature=armature,
+        )
     _draw_details(bodies)
     for name in FOOT_BODIES:
         add_wrench_sensor(spec, bodies[name])

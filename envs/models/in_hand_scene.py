@@ -5,7 +5,8 @@ import mujoco
 from envs.models.visuals import WHITE, add_camera, add_surroundings, draw_faces, draw_goal_box
 
 CONTACT_IMPEDANCE = (0.99, 0.99, 0.001, 0.5, 2.0)  # MuJoCo's solimp
-CUBE_BODY, GOAL_BODY = "cube", "goal"
+CUBE_BODY = "cube"
+GOAL_BODY = "goal"
 
 
 def build_scene(add_hand, joint_names, fingertip_bodies, cube_edge, cube_density, cube_start, timestep):

@@ -16,7 +16,9 @@ from envs.models import a1
 from envs.models.visuals import ORANGE, draw
 
 KINDS = ("stones", "hurdle", "flat", "step", "gap")
-NUM_LEVELS, NUM_OBSTACLES, NUM_GOALS = 10, 6, 8
+NUM_LEVELS = 10
+NUM_OBSTACLES = 6
+NUM_GOALS = 8
 NUM_COLUMNS = 40  # column c has the kind c % 5
 CELL = 0.05  # m
 # Lengths in cells
@@ -34,9 +36,11 @@ EDGE_HEIGHT = 0.075  # m; a lower step between two cells is no edge
 UNUSED_HEIGHT = -100.0  # m, of boxes that a column does not need
 
 # How many boxes of each part a column has, in this order
-NUM_GROUNDS, NUM_FLOORS = NUM_LEVELS + 1, NUM_LEVELS
+NUM_GROUNDS = NUM_LEVELS + 1
+NUM_FLOORS = NUM_LEVELS
 NUM_BOXES = NUM_GROUNDS + NUM_FLOORS + NUM_LEVELS * NUM_OBSTACLES
-GOAL, NEXT_GOAL = "goal", "next_goal"  # mocap bodies that are only drawn
+GOAL = "goal"  # a mocap body that is only drawn
+NEXT_GOAL = "next_goal"  # a mocap body that is only drawn, too
 MARKER_HEIGHT = 0.45  # m, of their balls over the ground
 
 
@@ -200,7 +204,10 @@ def make_column(index):
     kind = KINDS[index % len(KINDS)]
     rng = np.random.default_rng(index)
     across = (-HALF_WIDTH, HALF_WIDTH)
-    grounds, floors, obstacles, goals = [], [], [], []
+    grounds = []
+    floors = []
+    obstacles = []
+    goals = []
     begin = -BORDER  # of the ground before the next pit or tile
     for level in range(NUM_LEVELS):
         tile = make_tile(kind, level, rng)
@@ -216,9 +223,11 @@ def make_column(index):
     grounds.append(Box((begin, NUM_LEVELS * TILE_LENGTH + BORDER), across, -GROUND_THICKNESS, 0.0))
     boxes = [
         *grounds,
-        *floors, *[None] * (NUM_FLOORS - len(floors)),
-        *obstacles, *[None] * (NUM_LEVELS * NUM_OBSTACLES - len(obstacles)),
-    ]  # fmt: skip
+        *floors,
+        *[None] * (NUM_FLOORS - len(floors)),
+        *obstacles,
+        *[None] * (NUM_LEVELS * NUM_OBSTACLES - len(obstacles)),
+    ]
     return Column(kind, boxes, CELL * np.array(goals))
 
 
@@ -241,8 +250,10 @@ def height_map(column):
 
 def _profile(box, y):
     """Height (m) of a box seen from above at y (m), -inf beside it."""
-    begin, end = CELL * box.y[0], CELL * box.y[1]
-    middle, half_width = (begin + end) / 2, (end - begin) / 2
+    begin = CELL * box.y[0]
+    end = CELL * box.y[1]
+    middle = (begin + end) / 2
+    half_width = (end - begin) / 2
     top = np.where(abs(y - middle) < half_width, box.top + box.slope * (y - middle), -np.inf)
     if box.slope == 0.0:
         return top

@@ -21,8 +21,14 @@ Y = (0, 1, 0)
 # effort limit (N m; None: no drive); then shapes. A shape is a capsule (end, end, radius) or a box (centre, half edges)
 # in body axes. At zero, all frames except the thumb's are parallel. The forearm is fixed to the world, and a capsule
 # replaces its mesh.
-FOREARM = ("forearm", (0, 0.01, 0), 4.0, (0.001, -0.002, 0.29), 0.01,
-           [("capsule", (0, 0.01, 0.085), (0, 0.01, 0.189), 0.0675)])  # fmt: skip
+FOREARM = (
+    "forearm",
+    (0, 0.01, 0),
+    4.0,
+    (0.001, -0.002, 0.29),
+    0.01,
+    [("capsule", (0, 0.01, 0.085), (0, 0.01, 0.189), 0.0675)],
+)
 BODIES = [
     ("wrist", "forearm", (0, 0, 0.256), 0.3, (0.003, 0, 0.016), "WRJ1", Y, (-0.489, 0.14), 4.785,
      [("capsule", (0, 0.01, 0), (0, -0.01, 0), 0.015)]),
@@ -154,9 +160,11 @@ def _draw_details(spec, bodies):
     draw(forearm, "cylinder", (0, 0.01, 0.0), (0, 0.01, 0.085), 0.0675, colour=BLACK)
     draw(forearm, "cylinder", (0, 0.01, -0.012), (0, 0.01, 0.0), 0.06, colour=SILVER)
     for low, high, radius, colour in (
-        (0.075, 0.085, 0.0685, SILVER), (0.180, 0.190, 0.0685, SILVER), (0.19, 0.235, 0.05, GREY),
+        (0.075, 0.085, 0.0685, SILVER),
+        (0.180, 0.190, 0.0685, SILVER),
+        (0.19, 0.235, 0.05, GREY),
         (0.23, 0.262, 0.033, SILVER),
-    ):  # fmt: skip
+    ):
         y = 0.01 if radius > 0.06 else 0.0
         draw(forearm, "cylinder", (0, y, low), (0, y, high), radius, colour=colour)
     draw(bodies["wrist"], "capsule", (-0.02, 0, 0), (0.02, 0, 0), 0.016, colour=GREY)

@@ -8,9 +8,13 @@ import numpy as np
 HORIZON = (0.88, 0.91, 0.94)
 # of the faces at +x, -x, +y, -y, +z, -z of an object whose orientation matters
 FACE_COLOURS = (
-    (0.86, 0.22, 0.20), (0.20, 0.62, 0.35), (0.16, 0.42, 0.85), (0.97, 0.77, 0.16), (0.95, 0.50, 0.12),
+    (0.86, 0.22, 0.20),
+    (0.20, 0.62, 0.35),
+    (0.16, 0.42, 0.85),
+    (0.97, 0.77, 0.16),
+    (0.95, 0.50, 0.12),
     (0.52, 0.30, 0.70),
-)  # fmt: skip
+)
 WHITE = (0.93, 0.93, 0.94)
 SILVER = (0.76, 0.78, 0.80)
 GREY = (0.42, 0.44, 0.47)
@@ -36,9 +40,14 @@ def draw(body, shape, *numbers, colour, alpha=1.0):
     (centre, half edges, quaternion).
     """
     geom = body.add_geom(
-        type=SHAPES[shape], rgba=(*colour, alpha), contype=0, conaffinity=0, mass=0, group=1,
+        type=SHAPES[shape],
+        rgba=(*colour, alpha),
+        contype=0,
+        conaffinity=0,
+        mass=0,
+        group=1,
         castshadow=alpha == 1.0,
-    )  # fmt: skip
+    )
     if shape in ("capsule", "cylinder"):
         first, second, radius = numbers
         geom.fromto = (*first, *second)
@@ -86,13 +95,25 @@ def add_surroundings(spec, light=(0.4, 0.5, -1.0), aim=(0, 0, 0), follow=None, s
     """
     texture = mujoco.mjtTexture
     spec.add_texture(
-        name="sky", type=texture.mjTEXTURE_SKYBOX, builtin=mujoco.mjtBuiltin.mjBUILTIN_GRADIENT, width=256, height=1536,
-        rgb1=(0.45, 0.63, 0.85), rgb2=(1.0, 1.0, 1.0),
-    )  # fmt: skip
+        name="sky",
+        type=texture.mjTEXTURE_SKYBOX,
+        builtin=mujoco.mjtBuiltin.mjBUILTIN_GRADIENT,
+        width=256,
+        height=1536,
+        rgb1=(0.45, 0.63, 0.85),
+        rgb2=(1.0, 1.0, 1.0),
+    )
     spec.add_texture(
-        name="tiles", type=texture.mjTEXTURE_2D, builtin=mujoco.mjtBuiltin.mjBUILTIN_CHECKER, width=512, height=512,
-        rgb1=(0.87, 0.88, 0.89), rgb2=(0.78, 0.80, 0.83), mark=mujoco.mjtMark.mjMARK_EDGE, markrgb=(0.95, 0.96, 0.97),
-    )  # fmt: skip
+        name="tiles",
+        type=texture.mjTEXTURE_2D,
+        builtin=mujoco.mjtBuiltin.mjBUILTIN_CHECKER,
+        width=512,
+        height=512,
+        rgb1=(0.87, 0.88, 0.89),
+        rgb2=(0.78, 0.80, 0.83),
+        mark=mujoco.mjtMark.mjMARK_EDGE,
+        markrgb=(0.95, 0.96, 0.97),
+    )
     ground = spec.add_material(name="ground", texrepeat=(2, 2), texuniform=True)
     ground.textures[mujoco.mjtTextureRole.mjTEXROLE_RGB] = "tiles"
 
@@ -101,15 +122,23 @@ def add_surroundings(spec, light=(0.4, 0.5, -1.0), aim=(0, 0, 0), follow=None, s
     visual.headlight.ambient = (0.35, 0.35, 0.37)
     visual.headlight.diffuse = (0.3, 0.3, 0.3)
     visual.headlight.specular = (0.1, 0.1, 0.1)
-    visual.quality.shadowsize, visual.quality.offsamples = 2048, 4
-    visual.map.znear, visual.map.zfar = 0.01, 60.0
+    visual.quality.shadowsize = 2048
+    visual.quality.offsamples = 4
+    visual.map.znear = 0.01
+    visual.map.zfar = 60.0
     spec.stat.extent = 1.0  # the unit of lengths in `visual.map`
     visual.map.shadowclip = span
-    visual.global_.offwidth, visual.global_.offheight = 640, 480
+    visual.global_.offwidth = 640
+    visual.global_.offheight = 480
     sun = (follow or spec.worldbody).add_light(
-        name="sun", type=mujoco.mjtLightType.mjLIGHT_DIRECTIONAL, dir=light, castshadow=True,
-        pos=np.asarray(aim) - 4.0 * np.asarray(light), diffuse=(0.55, 0.54, 0.52), specular=(0.25, 0.25, 0.25),
-    )  # fmt: skip
+        name="sun",
+        type=mujoco.mjtLightType.mjLIGHT_DIRECTIONAL,
+        dir=light,
+        castshadow=True,
+        pos=np.asarray(aim) - 4.0 * np.asarray(light),
+        diffuse=(0.55, 0.54, 0.52),
+        specular=(0.25, 0.25, 0.25),
+    )
     if follow:
         sun.mode = mujoco.mjtCamLight.mjCAMLIGHT_TRACK
 
@@ -119,4 +148,4 @@ def add_camera(body, name, position, target, fovy=40.0, **options):
     x, y, z = np.asarray(target, float) - position
     return body.add_camera(
         name=name, pos=position, xyaxes=(y, -x, 0, -x * z, -y * z, x * x + y * y), fovy=fovy, **options
-    )  # fmt: skip
+    )

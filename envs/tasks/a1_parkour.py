@@ -19,16 +19,19 @@ from envs.models import a1
 from envs.models import parkour_terrain as terrain
 from envs.rotations import conjugate, rotate
 
-NUM_JOINTS, NUM_LEGS = 12, 4
+NUM_JOINTS = 12
+NUM_LEGS = 4
 # World i runs on column i % NUM_COLUMNS, so that any block of worlds, an agent's too, meets all kinds of obstacles, and
 # as robot i % NUM_ROBOTS.
 NUM_ROBOTS = 5 * terrain.NUM_COLUMNS
 # MuJoCo Warp's buffers per world. Legs that moved at random made 4.0 contacts on average and 34 rows of constraints at
 # most.
-MAX_CONTACTS, MAX_CONSTRAINTS = 24, 128
+MAX_CONTACTS = 24
+MAX_CONSTRAINTS = 128
 # From the default pose to the target: rad per unit of a small action, and rad at an action of 1, the original's limit.
 # If targets were linear in the action, the noise and the random mean of a new policy would topple the robot.
-ACTION_SLOPE, MAX_OFFSET = 0.3, 1.2
+ACTION_SLOPE = 0.3
+MAX_OFFSET = 1.2
 RESET_RANGE = 0.9  # rad; at a reset, each joint is up to this far beyond the default pose
 
 # Of the robots, low and high
@@ -48,7 +51,8 @@ MIN_HEIGHT = -0.25  # m, of the base; below it the robot has fallen into a pit
 
 # Share of the way that the commanded speed covers in a whole episode, beyond which the level rises, and below which it
 # falls
-PROMOTION, DEMOTION = 0.8, 0.4
+PROMOTION = 0.8
+DEMOTION = 0.4
 
 SCAN_X = np.linspace(-0.45, 1.2, 12)  # m, points of the height scan, in front of the base
 SCAN_Y = np.linspace(-0.75, 0.75, 11)
@@ -190,7 +194,9 @@ class A1Parkour(VectorEnv):
     as passed.
     """
 
-    num_obs, num_actions, max_episode_steps = 214, NUM_JOINTS, 1000
+    num_obs = 214
+    num_actions = NUM_JOINTS
+    max_episode_steps = 1000
     frame_rate = 50
     fitness_floor = 1.0
 
@@ -343,7 +349,8 @@ class A1Parkour(VectorEnv):
         The points turn with the robot's heading, but not with its roll and pitch. The ground is the lowest of a cell
         and of its neighbours in +x and +y, so that the edge of a pit belongs to the pit.
         """
-        cos, sin = yaw.cos(), yaw.sin()
+        cos = yaw.cos()
+        sin = yaw.sin()
         turn = torch.stack([cos, sin, -sin, cos], 1).unflatten(1, (2, 2))
         points = self.engine.qpos[:, None, :2] + self.scan_points @ turn
         return (self.engine.qpos[:, 2:3] - SCAN_OFFSET - self.lowest[self.cells(points)]).clamp(-1.0, 1.0)

@@ -20,7 +20,9 @@ from envs.engines import make_engine
 from envs.models import allegro_kuka_scene as scene
 from envs.rotations import rotate
 
-NUM_ARM, JOINTS_PER_ROBOT, FINGERS = 7, 23, 4
+NUM_ARM = 7
+JOINTS_PER_ROBOT = 23
+FINGERS = 4
 OBJECT = -1  # index of the object in the engine's bodies; before it stand the palms, then each robot's fingertips
 ARM_SPEED = 10.0  # rad/s: an action of 1 moves an arm target by 10 * 0.01667 rad per step
 RESET_NOISE = 0.1  # weight of a uniformly drawn pose in a start pose; the rest is the default pose
@@ -43,8 +45,10 @@ LIFT_OFFSET = 0.05 - scene.OBJECT_START[2]
 LIFT_THRESHOLD = 0.15  # lifted: centre 0.20 m above the table top
 NEAR_FACTOR = 1.5  # the object is near the goal if the keypoint distance is at most 1.5 * tolerance
 MAX_SUCCESSES = 50
-TOLERANCE_START, TOLERANCE_FACTOR = 0.075, 0.9  # m, and a factor
-TOLERANCE_INTERVAL, TOLERANCE_SUCCESSES = 3000, 3.0  # at least so many control steps and mean successes
+TOLERANCE_START = 0.075  # m
+TOLERANCE_FACTOR = 0.9  # by which it shrinks
+TOLERANCE_INTERVAL = 3000  # control steps between two changes, at least
+TOLERANCE_SUCCESSES = 3.0  # mean successes for a change, at least
 
 REWARD_TERMS = ("lift", "lift_bonus", "fingertip", "keypoint", "goal")
 SPEED_TERMS = ("arm_speed", "hand_speed")
@@ -140,7 +144,8 @@ class AllegroKukaBase(VectorEnv):
     obstacle = None  # a scene.Obstacle
     # MuJoCo Warp's buffers per world. Hands that moved at random made 5.4 contacts on average and 60 rows of
     # constraints at most.
-    max_contacts, max_constraints = 24, 192
+    max_contacts = 24
+    max_constraints = 192
     success_steps: int
     keypoint_pattern: tuple  # K corners (+-1, +-1, +-1) of the object's keypoint box; (0, 0, 0) is its centre
     object_families = ("small", "big", "sticks")  # see scene.object_scales

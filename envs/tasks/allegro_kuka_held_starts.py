@@ -237,7 +237,8 @@ class AllegroKukaThrowHeldStarts(HeldStarts, RelativeHandTargets, AllegroKukaThr
 
     def __init__(self, num_envs, device, seed, engine="mujoco"):
         super().__init__(num_envs, device, seed, engine)
-        lower, upper = scene.BUCKET_FLOOR - scene.BUCKET_FLOOR_DEPTH, scene.BUCKET_RIM
+        lower = scene.BUCKET_FLOOR - scene.BUCKET_FLOOR_DEPTH
+        upper = scene.BUCKET_RIM
         self.bucket_centre = self.constant((0.0, 0.0, (lower + upper) / 2.0 - scene.BUCKET_GOAL))  # from the goal, m
         radius = scene.BUCKET_RIM_OUTER_RADIUS
         self.bucket_half = self.constant((radius, radius, (upper - lower) / 2.0))  # half edges of a box around it, m

@@ -19,8 +19,10 @@ class AllegroKukaTwoArms(AllegroKukaBase):
     cpu_note = "no training on a CPU is known to have a success"
     # MuJoCo Warp's buffers per world. Hands that moved at random made 7.6 contacts on average and 46 rows of
     # constraints at most.
-    max_contacts, max_constraints = 32, 256
-    start_side, goal_side = 0.35, 0.75  # m, each drawn independently
+    max_contacts = 32
+    max_constraints = 256
+    start_side = 0.35  # m, drawn independently of the goal's
+    goal_side = 0.75  # m
     goal_box = ((-0.2, -0.5, 0.68), (0.2, 0.5, 1.05))
     observes_records = False
     reward_names = REWARD_TERMS  # speed costs nothing

@@ -14,13 +14,16 @@ from envs.rotations import conjugate, rotate
 NUM_JOINTS = 12
 # MuJoCo Warp's buffers per world. Legs that moved at random made 7.5 contacts on average and 22 rows of constraints at
 # most.
-MAX_CONTACTS, MAX_CONSTRAINTS = 24, 96
+MAX_CONTACTS = 24
+MAX_CONSTRAINTS = 96
 ACTION_SCALE = 0.5  # rad, from the default pose to the target at an action of 1
 COMMAND_RANGE = (2.0, 1.0, 1.0)  # forward and sideways velocity (m/s), yaw rate (rad/s), drawn within +-
 RESET_FACTOR = (0.5, 1.5)  # at a reset, each joint of the default pose is multiplied by a factor from this range
 RESET_VELOCITY = 0.1  # rad/s
 
-LINEAR_SCALE, ANGULAR_SCALE, JOINT_VELOCITY_SCALE = 2.0, 0.25, 0.05  # in the observation
+LINEAR_SCALE = 2.0  # in the observation
+ANGULAR_SCALE = 0.25  # in the observation
+JOINT_VELOCITY_SCALE = 0.05  # in the observation
 OBS_LIMIT = 5.0
 
 REWARD_TERMS = ("linear", "yaw", "torque")
@@ -51,7 +54,9 @@ class Anymal(VectorEnv):
     robot that stands still earns 13 on average.
     """
 
-    num_obs, num_actions, max_episode_steps = 48, NUM_JOINTS, 2500
+    num_obs = 48
+    num_actions = NUM_JOINTS
+    max_episode_steps = 2500
     frame_rate = 50
     fitness_floor = 4.0  # a twentieth of the highest return
 

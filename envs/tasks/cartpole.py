@@ -23,7 +23,9 @@ class Cartpole(VectorEnv):
     when |position| exceeds 3 or |angle| exceeds pi/2. Objective: the return.
     """
 
-    num_obs, num_actions, max_episode_steps = 4, 1, 500
+    num_obs = 4
+    num_actions = 1
+    max_episode_steps = 500
     frame_rate = 60
 
     def __init__(self, num_envs, device, seed, engine="mujoco"):

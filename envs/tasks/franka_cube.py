@@ -20,17 +20,21 @@ GRIP = 9
 HAND = slice(9, 12)  # grip site and tips
 # MuJoCo Warp's buffers per world. Arms that moved at random made 8.4 contacts on average; a trained policy had at most
 # 84 rows of constraints.
-MAX_CONTACTS, MAX_CONSTRAINTS = 24, 192
+MAX_CONTACTS = 24
+MAX_CONSTRAINTS = 192
 ACTION_SCALE = (0.1, 0.1, 0.1, 0.5, 0.5, 0.5)  # m and rad, the displacement that an action of 1 asks for
-STIFFNESS, REST_STIFFNESS = 150.0, 10.0  # 1/s^2, of the hand and of the arm's pose
+STIFFNESS = 150.0  # 1/s^2, of the hand
+REST_STIFFNESS = 10.0  # 1/s^2, of the arm's pose
 
 RESET_NOISE = 0.25  # rad
-START_RANGE, START_YAW = 0.25, 0.785  # m from the middle of the table, rad
+START_RANGE = 0.25  # m from the middle of the table
+START_YAW = 0.785  # rad
 START_DRAWS = 8  # candidate positions of the cube; in 1 of 10^4 resets all are too close to the target
 
 LIFT_HEIGHT = 0.04  # m, height of the cube's centre over the table, minus one edge length
 REACHED_DISTANCE = 0.005  # m, in the horizontal plane
-STACK_TOLERANCE, RELEASE_DISTANCE = 0.02, 0.04  # m
+STACK_TOLERANCE = 0.02  # m
+RELEASE_DISTANCE = 0.04  # m
 
 
 def shaped(distance):
@@ -97,7 +101,9 @@ class FrankaCubeBase(VectorEnv):
     fitness that is 0 until the first success would tell EPO nothing.
     """
 
-    num_obs, num_actions, max_episode_steps = 19, 7, 300
+    num_obs = 19
+    num_actions = 7
+    max_episode_steps = 300
     frame_rate = 60
     second_cube: bool
     target_height: float  # m, of the centre of the goal or of the second cube at the start

@@ -9,12 +9,18 @@ from envs.base import VectorEnv
 FINGERS = 3
 POSTURE = (0.598, -0.734, 0.394)  # of a grasp; its magnitudes were drawn once, uniformly in [0.35, 0.85]
 POSTURE_TOLERANCE = 0.4
-HAND_SPEED, FINGER_SPEED, FALL_SPEED = 0.08, 0.1, 0.1  # per step
+HAND_SPEED = 0.08  # per step
+FINGER_SPEED = 0.1  # per step
+FALL_SPEED = 0.1  # per step
 ARENA = 1.2  # largest |coordinate| of the hand
 START_HEIGHT = 0.7  # of the hand
 OBJECT_RADIUS = 0.1  # in pictures
 REACH = 0.2  # from hand to object to hold it, from object to goal for a success, and height of a lifted object
-LIFT_BONUS, SUCCESS_BONUS, CARRY_WEIGHT, ACTION_COST, REWARD_SCALE = 3.0, 5.0, 2.0, 0.0005, 0.3
+LIFT_BONUS = 3.0
+SUCCESS_BONUS = 5.0
+CARRY_WEIGHT = 2.0
+ACTION_COST = 0.0005
+REWARD_SCALE = 0.3
 
 
 class Grasp(VectorEnv):

@@ -17,13 +17,15 @@ from envs.rotations import conjugate, multiply
 
 # MuJoCo Warp's buffers per world. Hands that moved at random made 8.8 contacts on average and 39 rows of constraints at
 # most.
-MAX_CONTACTS, MAX_CONSTRAINTS = 24, 128
+MAX_CONTACTS = 24
+MAX_CONSTRAINTS = 128
 CUBE = 0  # index into the engine's bodies; the fingertips follow
 RESET_RANGE = 0.2  # a start pose is this times a uniform sample within the joint limits
 START_RANGE = 0.01  # m per axis, for the start of the cube
 MAX_DISTANCE = 0.24  # m, the distance from the goal position at which the cube is lost
 TOLERANCE = 0.1  # rad, the largest rotation error of a success
-VELOCITY_SCALE, FORCE_SCALE = 0.2, 10.0  # in the observation
+VELOCITY_SCALE = 0.2  # in the observation
+FORCE_SCALE = 10.0  # in the observation
 OBS_LIMIT = 5.0
 GOAL_SHIFT = (-0.15, -0.04, 0.1)  # m, from the goal position to where images show the goal
 REWARD_TERMS = ("distance", "rotation", "action", "success")
@@ -258,7 +260,8 @@ class AllegroHand(InHandBase):
     control_period = 2 * 0.01667
     frame_rate = 30
     substeps = 3  # the original's four do not make the grasp firmer; with two, fingers penetrate twice as deep
-    cube_edge, cube_density = 0.065, 400.0
+    cube_edge = 0.065
+    cube_density = 400.0
     cube_start = (0.0, -0.2, 0.56)
     goal_position = (0.0, -0.2, 0.52)
 
@@ -274,6 +277,7 @@ class ShadowHand(InHandBase):
     fingertip_bodies = shadow_hand.FINGERTIP_BODIES
     control_period = 0.01667
     substeps = 2  # as the original; four do not make the grasp firmer
-    cube_edge, cube_density = 0.05, 567.0
+    cube_edge = 0.05
+    cube_density = 567.0
     cube_start = (0.0, -0.39, 0.6)
     goal_position = (0.0, -0.39, 0.56)

@@ -14,9 +14,11 @@ from envs.rotations import rotation_matrix
 
 # MuJoCo Warp's buffers per world. Legs that moved at random made 7.4 contacts on average and 40 rows of constraints at
 # most.
-MAX_CONTACTS, MAX_CONSTRAINTS = 24, 128
+MAX_CONTACTS = 24
+MAX_CONSTRAINTS = 128
 TARGET_X = 1000.0  # m; the target is the point (1000, 0), which is out of reach
-POSE_NOISE, VELOCITY_NOISE = 0.2, 0.1  # rad, rad/s, half widths of the uniform noise at a reset
+POSE_NOISE = 0.2  # rad, half width of the uniform noise at a reset
+VELOCITY_NOISE = 0.1  # rad/s, half width of the uniform noise at a reset
 REWARD_TERMS = ("progress", "alive", "upright", "heading", "action", "energy", "limits")
 
 
@@ -172,13 +174,16 @@ class LocomotionBase(VectorEnv):
 class Ant(LocomotionBase):
     """A robot with four legs and 8 joints. Observation (60), without joint forces."""
 
-    num_obs, num_actions = 60, 8
+    num_obs = 60
+    num_actions = 8
     robot = ant
     min_height = 0.31
     fall_reward = -2.0
     alive_reward = 0.5
     action_cost = 0.005
-    angular_velocity_scale, joint_velocity_scale, wrench_scale = 1.0, 0.2, 0.1
+    angular_velocity_scale = 1.0
+    joint_velocity_scale = 0.2
+    wrench_scale = 0.1
 
     def limit_cost(self, position):
         return 0.1 * (position > 0.99).sum(1)  # only the upper limit, as in the original
@@ -187,13 +192,16 @@ class Ant(LocomotionBase):
 class Humanoid(LocomotionBase):
     """A robot with two legs and 21 joints. Observation (108)."""
 
-    num_obs, num_actions = 108, 21
+    num_obs = 108
+    num_actions = 21
     robot = humanoid
     min_height = 0.8
     fall_reward = -1.0
     alive_reward = 2.0
     action_cost = 0.01
-    angular_velocity_scale, joint_velocity_scale, wrench_scale = 0.25, 0.1, 0.01
+    angular_velocity_scale = 0.25
+    joint_velocity_scale = 0.1
+    wrench_scale = 0.01
 
     def limit_cost(self, position):
         excess = (position.abs() - 0.98).clamp(min=0.0) / 0.02

@@ -27,7 +27,9 @@ class Moat(VectorEnv):
     Objective: max(value, 0) at the last step, which is at most 16.
     """
 
-    num_obs, num_actions, max_episode_steps = 9, 4, 128
+    num_obs = 9
+    num_actions = 4
+    max_episode_steps = 128
 
     def __init__(self, num_envs, device, seed):
         super().__init__(num_envs, device, seed)

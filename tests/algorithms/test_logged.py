@@ -1,7 +1,7 @@
 """The numbers of the log, recomputed from what a recorded run did, as docs/algorithms.md defines them.
 
 Small runs in double precision; rows: reference_loss.py. Elsewhere: the instruments on cases known by hand
-(test_math.py), explained variance (test_learner.py), which keys there are (tests/scripts/test_scripts.py).
+(test_math.py), which keys there are (tests/scripts/test_scripts.py).
 """
 
 import math
@@ -15,23 +15,24 @@ import cpo
 import epo
 import ppo
 import sapg
+from tests.algorithms.minibatches import loss_of_minibatch, make_minibatch, rows_of
 from tests.algorithms.reference_loss import (
-    evaluate, gaussian_kl, learning_data, minibatch_rows, network, owner, play, windows,
-)  # fmt: skip
+    discriminator_scores,
+    evaluate,
+    gaussian_kl,
+    learning_data,
+    owner,
+    play,
+    updates,
+    windows,
+)
+from tests.algorithms.runs import assert_logged, record
 from tests.algorithms.test_equations import LEADER, clip, clipped_surrogate, critic_error, entropy
 from tests.algorithms.test_equations import fitness_and_lineage, mean
+from tests.algorithms.test_gradients import loss_of
 from tests.conftest import TINY_POPULATION, every_population, every_script
 
 pytestmark = pytest.mark.usefixtures("float64")
-
-
-def approx(number):
-    return pytest.approx(number, rel=1e-6, abs=1e-9, nan_ok=True)
-
-
-def assert_logged(log, expected):
-    """The log of an iteration has these numbers, name -> number."""
-    assert {key: log[key] for key in expected} == {key: approx(float(number)) for key, number in expected.items()}
 
 
 # ---------------------------------------------------------------- losses
@@ -57,7 +58,8 @@ def bounds_loss(row, args):
 
 
 def clipped(row, args):
-    ratio, centre = (row.logprob - row.behaviour).exp(), clip_centre(row, args)
+    ratio = (row.logprob - row.behaviour).exp()
+    centre = clip_centre(row, args)
     return not centre * (1 - args.clip_coef) <= ratio <= centre * (1 + args.clip_coef)
 
 
@@ -72,71 +74,75 @@ OF_A_ROW = {
     "bounds_loss": bounds_loss,
     "clipfrac": clipped,
 }
-LOSS_FLAGS = {  # with 3 minibatches, which are not of one size
+LOSS_FLAGS = {
     ppo: "--no-clip-vloss",
-    sapg: "--off-policy-mu --off-policy-ratio 1.75 --off-policy-coef 0.3",
+    sapg: "--off-policy-mu --off-policy-ratio 3 --off-policy-coef 0.3",
     cpo: "--reverse-kl-coef 0.2 --awac-coef 0.5 --adversarial-coef 0.3",
     epo: "--lstm",
 }
 
 
 @every_script
-def test_losses_are_means_over_rows_and_gradient_steps(train, script):
-    """Before coefficients, on- and off-policy rows alike; the KL divergence is that of the last epoch."""
-    run = play(train, script, f"{LOSS_FLAGS[script]} --num-minibatches 3 --reward-scale 0.1")
-    args = run.args
-    for log, window in zip(run.logged, learning_data(run)):
-        steps = []
-        for minibatch in window.minibatches:
-            with torch.no_grad():
-                rows = minibatch_rows(network(run, minibatch), window, minibatch, args)
-            steps.append([row for row in rows if row.kind != "awac"])
-        expected = {
-            f"losses/{name}": mean(mean(of_a_row(row, args) for row in rows) for rows in steps)
-            for name, of_a_row in OF_A_ROW.items()
-        }
-        last_epoch = steps[-args.num_minibatches :]
-        expected["losses/approx_kl"] = mean(mean(kl_to_old_policy(row) for row in rows) for rows in last_epoch)
-        assert 0 < expected["losses/clipfrac"] < 1
-        assert expected["losses/bounds_loss"] > 0
-        assert_logged(log, expected)
+def test_losses_are_means_over_rows(script):
+    """Before coefficients, on- and off-policy rows alike."""
+    made = make_minibatch(script, LOSS_FLAGS[script])
+    with torch.no_grad():
+        rows = [row for row in rows_of(made) if row.kind != "awac"]
+        _, _, terms = loss_of_minibatch(made)
+    for name, of_a_row in OF_A_ROW.items():
+        assert terms[name].item() == pytest.approx(float(mean(of_a_row(row, made.args) for row in rows))), name
+    assert 0 < terms["clipfrac"] < 1
+    assert terms["bounds_loss"] > 0
+
+
+def test_awac_loss_is_in_units_of_the_populations_rows():
+    """Summed over the followers' rows to imitate, divided by the weight of the others; before --awac-coef."""
+    made = make_minibatch(cpo, "--awac-coef 0.5 --off-policy-coef 0.3")
+    with torch.no_grad():
+        rows = rows_of(made)
+        _, _, terms = loss_of_minibatch(made)
+    imitated = [row for row in rows if row.kind == "awac"]
+    weights = [min(math.exp(row.advantage / made.args.awac_temperature), 100.0) for row in imitated]
+    total = sum(weight * row.logprob for weight, row in zip(weights, imitated))
+    units = sum({"on-policy": 1.0, "off-policy": 0.3, "awac": 0.0}[row.kind] for row in rows)
+    assert terms["awac_loss"].item() == pytest.approx(-total.item() / units)
 
 
 @every_script
-def test_grad_norm_is_of_the_whole_gradient_before_its_limit(train, script):
-    run = play(train, script, "--max-grad-norm 0.01")
-    for log, window in zip(run.logged, windows(run)):
-        norms = [math.sqrt(sum(x.square().sum() for x in step.grads.values())) for step in window.minibatches]
-        assert min(norms) > 0.01
-        assert_logged(log, {"losses/grad_norm": mean(norms)})
+def test_losses_in_the_log_are_means_over_gradient_steps(script):
+    """But for the KL divergence, which is that of the last epoch, and the explained variance.
 
-
-def test_awac_loss_is_in_units_of_the_populations_rows(train):
-    """Summed over the followers' rows to imitate, divided by the weight of the others; before --awac-coef."""
-    run = play(train, cpo, "--awac-coef 0.5 --off-policy-coef 0.3")
-    for log, window in zip(run.logged, learning_data(run)):
-        losses = []
-        for minibatch in window.minibatches:
-            with torch.no_grad():
-                rows = minibatch_rows(network(run, minibatch), window, minibatch, run.args)
-            imitated = [row for row in rows if row.kind == "awac"]
-            weights = [min(math.exp(row.advantage / run.args.awac_temperature), 100.0) for row in imitated]
-            total = sum(weight * row.logprob for weight, row in zip(weights, imitated))
-            losses.append(-total / sum({"on-policy": 1.0, "off-policy": 0.3, "awac": 0.0}[row.kind] for row in rows))
-        assert_logged(log, {"losses/awac_loss": mean(losses)})
+    That is 1 - Var(G - V) / Var(G) with G the GAE return, whatever the critic's target. The norm is of the whole
+    gradient before its limit.
+    """
+    run = play(script, f"{LOSS_FLAGS[script]} --reward-scale 0.1 --critic-n-step 3 --max-grad-norm 0.01")
+    for log, window in zip(run.logs, updates(run, loss_of(run.args))):
+        steps = [[row for row in rows if row.kind != "awac"] for rows in window.steps]
+        expected = {
+            f"losses/{name}": mean(mean(of_a_row(row, run.args) for row in rows) for rows in steps)
+            for name, of_a_row in OF_A_ROW.items()
+        }
+        expected["losses/approx_kl"] = window.kls[-1]
+        expected["losses/grad_norm"] = mean(window.norms)
+        on_policy = [row for (kind, _, _), rows in window.rows.items() if kind == "on-policy" for row in rows]
+        returns = [row.gae + row.raw_value for row in on_policy]
+        unexplained = statistics.variance(row.gae for row in on_policy)
+        expected["losses/explained_variance"] = 1 - unexplained / statistics.variance(returns)
+        assert min(window.norms) > 0.01
+        assert_logged(log, expected)
 
 
 # ---------------------------------------------------------------- who acted?
 
 
-def test_discriminator_on_a_window_it_has_not_learned_from(train):
+def test_discriminator_on_a_window_it_has_not_learned_from():
     """Cross-entropy and accuracy of D(y | s, a) as it was before, y who acted, s as the network saw it."""
-    run = play(train, cpo, "--adversarial-coef 0.3 --total-timesteps 384")
-    for log, window in zip(run.logged, windows(run)):
-        log_likes, hits = [], []
+    run = play(cpo, "--adversarial-coef 0.3 --total-timesteps 384")
+    for log, window in zip(run.logs, windows(run)):
+        log_likes = []
+        hits = []
         obs = ((window.obs - window.agent.obs_rms.mean) / window.agent.obs_rms.std).clamp(-5.0, 5.0)
-        with torch.no_grad():
-            scores = window.discriminator.mlp(torch.cat([obs, window.action], -1))
+        scores = discriminator_scores(window, obs, window.action)
         for e, acted in window.pairs["on-policy"]:
             for score in scores[:, e]:
                 log_likes.append((score[acted].exp() / score.exp().sum()).log())
@@ -148,15 +154,16 @@ def test_discriminator_on_a_window_it_has_not_learned_from(train):
 # ---------------------------------------------------------------- population, before the first gradient step
 
 
-DIAGNOSED = {sapg: "--off-policy-ratio 3", cpo: "--adversarial-coef 0.3", epo: "--lstm --ga-threshold 0"}
+DIAGNOSED = {sapg: "", cpo: "--adversarial-coef 0.3", epo: "--lstm --ga-threshold 0 --mutation-std 0"}
 
 
 @every_population
-def test_importance_ratios_before_the_first_gradient_step(train, script):
+def test_importance_ratios_before_the_first_gradient_step(script):
     """w = pi_leader / pi_behaviour, as the network was that acted: its statistics do not include the rollout yet."""
-    run = play(train, script, f"{DIAGNOSED[script]} --diagnostics-interval 1")
-    n, eps = run.args.num_envs // run.args.num_agents, run.args.clip_coef
-    for log, window in zip(run.logged, learning_data(run)):
+    run = play(script, f"{DIAGNOSED[script]} --diagnostics-interval 1")
+    n = run.args.num_envs // run.args.num_agents
+    eps = run.args.clip_coef
+    for log, window in zip(run.logs, learning_data(run)):
         with torch.no_grad():
             acted = evaluate(window.agent, window, window.pairs["on-policy"]).logprob
             leader = evaluate(window.agent, window, [(e, LEADER) for e, _ in window.pairs["on-policy"]]).logprob
@@ -168,20 +175,23 @@ def test_importance_ratios_before_the_first_gradient_step(train, script):
             for row in rows if kind == "off-policy" else ():
                 used.append(row.mu < 1 + eps if row.advantage > 0 else row.mu > 1 - eps)
         assert 0 < mean(used) < 1
-        assert_logged(log, {
-            "population/is_ratio_deviation": mean(deviations),
-            "population/is_log_ratio_median": log_w[:, n:].abs().median(),
-            "population/ess_rate": w.sum() ** 2 / w.square().sum() / w.numel(),
-            "population/off_policy_used": mean(used),
-        })  # fmt: skip
+        assert_logged(
+            log,
+            {
+                "population/is_ratio_deviation": mean(deviations),
+                "population/is_log_ratio_median": log_w[:, n:].abs().median(),
+                "population/ess_rate": w.sum() ** 2 / w.square().sum() / w.numel(),
+                "population/off_policy_used": mean(used),
+            },
+        )
 
 
 @every_population
-def test_distances_between_agents_before_the_first_gradient_step(train, script):
+def test_distances_between_agents_before_the_first_gradient_step(script):
     """KL(i || j) on the states that i met in the window's first step, with the memory it had; the latents' spread."""
-    run = play(train, script, f"{DIAGNOSED[script]} --diagnostics-interval 1")
+    run = play(script, f"{DIAGNOSED[script]} --diagnostics-interval 1")
     agents = range(run.args.num_agents)
-    for log, window in zip(run.logged, windows(run)):
+    for log, window in zip(run.logs, windows(run)):
         kls = {}
         for i in agents:
             met = [e for e, acted in window.pairs["on-policy"] if acted == i]
@@ -192,45 +202,45 @@ def test_distances_between_agents_before_the_first_gradient_step(train, script):
                 kls[i, j] = gaussian_kl(*arguments).mean().item()
         to_leader = [kls[i, LEADER] for i in agents[1:]]
         nearest = [min((kls[i, j], j) for j in agents if j != i)[1] for i in agents[1:]]
-        latents = window.minibatches[0].params["latents"].T.tolist()
-        assert_logged(log, {
-            "population/kl_to_leader": mean(to_leader),
-            "population/leader_is_nearest": mean(j == LEADER for j in nearest),
-            "population/latent_spread": mean(statistics.pstdev(coordinate) for coordinate in latents),
-        })  # fmt: skip
+        latents = window.agent.latents.T.tolist()
+        assert_logged(
+            log,
+            {
+                "population/kl_to_leader": mean(to_leader),
+                "population/leader_is_nearest": mean(j == LEADER for j in nearest),
+                "population/latent_spread": mean(statistics.pstdev(coordinate) for coordinate in latents),
+            },
+        )
 
 
 # ---------------------------------------------------------------- at the end of the iteration
 
 
-def states_at_the_end(run):
-    """Iteration by iteration: parameters and learning rate that the next one begins with."""
-    steps = run.args.update_epochs * run.args.num_minibatches
-    states = [(minibatch.params, minibatch.lr) for minibatch in run.minibatches[steps::steps]]
-    last = {name: parameter.detach() for name, parameter in run.agent.named_parameters()}
-    return [*states, (last, run.optimizer.param_groups[0]["lr"])]
-
-
 @every_script
-def test_noise_rate_and_reward_at_the_end_of_the_iteration(train, script):
+def test_noise_rate_and_reward_at_the_end_of_the_iteration(script):
     """The reward is the environment's own, whatever the learner's scale."""
-    run = play(train, script, "--reward-scale 0.1 --total-timesteps 384")
-    for log, (params, lr), window in zip(run.logged, states_at_the_end(run), windows(run)):
-        std = [mean(logstd.exp()) for logstd in params["actor_logstd"]]
+    run = play(script, "--reward-scale 0.1 --kl-threshold 0.003 --total-timesteps 384")
+    for log, window in zip(run.logs, windows(run)):
+        (group,) = window.after["optimizer"]["param_groups"]
+        lr = group["lr"]
+        std = [mean(logstd.exp()) for logstd in window.after["agent"]["actor_logstd"]]
         assert lr != run.args.learning_rate
-        assert_logged(log, {
-            "charts/action_std": std[LEADER],
-            "charts/action_std_max": max(std),
-            "charts/learning_rate": lr,
-            "charts/reward_per_step": mean(window.reward.flatten()),
-        })  # fmt: skip
+        assert_logged(
+            log,
+            {
+                "charts/action_std": std[LEADER],
+                "charts/action_std_max": max(std),
+                "charts/learning_rate": lr,
+                "charts/reward_per_step": mean(window.reward.flatten()),
+            },
+        )
 
 
 @every_population
-def test_latent_distance_is_the_followers_mean_to_the_leader(train, script):
-    run = play(train, script, "--ga-threshold 1e9" if script is epo else "")  # which would change them in between
-    for log, (params, _) in zip(run.logged, states_at_the_end(run)):
-        leader, *followers = params["latents"].tolist()
+def test_latent_distance_is_the_followers_mean_to_the_leader(script):
+    run = play(script, "--ga-threshold 1e9" if script is epo else "")  # which would change them in between
+    for log, state in zip(run.logs, run.states[1:]):
+        leader, *followers = state["agent"]["latents"].tolist()
         assert_logged(log, {"population/latent_distance": mean(math.dist(leader, follower) for follower in followers)})
 
 
@@ -240,16 +250,19 @@ def test_latent_distance_is_the_followers_mean_to_the_leader(train, script):
 def finished_episodes(run):
     """Iteration by iteration: (agent, (return, length, objective)) of every whole episode that ended."""
     args = run.args
-    returns, lengths = [0.0] * args.num_envs, [0] * args.num_envs
+    returns = [0.0] * args.num_envs
+    lengths = [0] * args.num_envs
     for k in range(args.num_iterations):
         finished = []
         for step in run.steps[k * args.num_steps :][: args.num_steps]:
             for e in range(args.num_envs):
-                returns[e], lengths[e] = returns[e] + step.reward[e].item(), lengths[e] + 1
+                returns[e] = returns[e] + step.reward[e].item()
+                lengths[e] = lengths[e] + 1
                 if step.counts[e]:
                     finished.append((owner(e, args), (returns[e], lengths[e], step.objective[e].item())))
                 if step.terminated[e] or step.truncated[e]:
-                    returns[e], lengths[e] = 0.0, 0
+                    returns[e] = 0.0
+                    lengths[e] = 0
         yield finished
 
 
@@ -259,10 +272,10 @@ def means(episodes):
 
 
 @every_script
-def test_episodes_are_those_of_all_agents_in_the_iteration(train, script):
-    run = play(train, script, "--num-steps 4 --total-timesteps 256 --reward-scale 0.1")  # 4 iterations
+def test_episodes_are_those_of_all_agents_in_the_iteration(script):
+    run = play(script, "--num-steps 4 --total-timesteps 256 --reward-scale 0.1")  # 4 iterations
     total = 0
-    for log, finished in zip(run.logged, finished_episodes(run)):
+    for log, finished in zip(run.logs, finished_episodes(run)):
         total += len(finished)
         of_all = means([episode for _, episode in finished])
         assert_logged(log, dict(zip(["charts/episodic_return", "charts/episodic_length", "charts/objective"], of_all)))
@@ -271,12 +284,13 @@ def test_episodes_are_those_of_all_agents_in_the_iteration(train, script):
 
 
 @every_script
-def test_episodes_of_each_agent_stand_until_its_next_ones(train, script):
+def test_episodes_of_each_agent_stand_until_its_next_ones(script):
     """Leader, best, median and worst of the agents that have finished one."""
-    run = play(train, script, "--num-steps 1 --update-epochs 1 --total-timesteps 192")  # 12 iterations of one step
+    run = play(script, "--num-steps 1 --update-epochs 1 --total-timesteps 192")  # 12 iterations of one step
     agents = range(getattr(run.args, "num_agents", 1))
-    latest, met = {i: means([]) for i in agents}, set()
-    for log, finished in zip(run.logged, finished_episodes(run)):
+    latest = {i: means([]) for i in agents}
+    met = set()
+    for log, finished in zip(run.logs, finished_episodes(run)):
         for i in {agent for agent, _ in finished}:
             latest[i] = means([episode for agent, episode in finished if agent == i])
         known = [objective for _, _, objective in latest.values() if not math.isnan(objective)]
@@ -297,12 +311,14 @@ EVOLUTION = f"{TINY_POPULATION} --num-agents 6 --num-elites 2 --ga-threshold 0.4
 EVOLUTION += " --total-timesteps 2592"  # 12 iterations
 
 
-def test_evolution_both_sides_of_eq_3_and_what_came_of_it(train):
-    run = train(epo, EVOLUTION)
-    met, leads, generation = set(), False, 0  # leads: the leader is fitter than all followers, which counts for nothing
-    for log, (fitness, _, _, lineage) in zip(run.logged, fitness_and_lineage(run)):
+def test_evolution_both_sides_of_eq_3_and_what_came_of_it():
+    run = record(epo, EVOLUTION)
+    met = set()
+    leads = False  # whether the leader was ever fitter than all followers, which counts for nothing
+    generation = 0
+    for log, (fitness, judged_share, _, lineage) in zip(run.logs, fitness_and_lineage(run)):
         followers = fitness[1:]
-        known = not any(map(math.isnan, followers))
+        known = judged_share >= 0.9 and not any(map(math.isnan, followers))
         met.add((known, bool(lineage)))
         gap = max(followers) - min(followers) if known else math.nan
         scale = max(abs(statistics.median(followers)), 0.01) if known else math.nan  # Drift's floor
@@ -316,13 +332,14 @@ def test_evolution_both_sides_of_eq_3_and_what_came_of_it(train):
     assert leads
 
 
-def test_evolution_what_becomes_of_the_children(train):
+def test_evolution_what_becomes_of_the_children():
     """Share fitter than whom they replaced, and correlation with their parents; each when next judged."""
-    run = train(epo, f"{EVOLUTION} --ga-threshold 0.2")
-    pending, judged = {}, []  # child -> (whom it replaced, parents); (child, whom it replaced, parents)
-    for log, (fitness, _, _, lineage) in zip(run.logged, fitness_and_lineage(run)):
+    run = record(epo, f"{EVOLUTION} --ga-threshold 0.2")
+    pending = {}  # child -> (whom it replaced, parents)
+    judged = []  # (child, whom it replaced, parents)
+    for log, (fitness, judged_share, _, lineage) in zip(run.logs, fitness_and_lineage(run)):
         relative = [x - mean(fitness[1:]) for x in fitness]
-        if not math.isnan(relative[1]):
+        if judged_share >= 0.9 and not any(map(math.isnan, fitness[1:])):
             judged += [(relative[child], *before) for child, before in pending.items()]
             pending = {child: (relative[child], mean([relative[i], relative[j]])) for child, i, j in lineage}
         success = mean(child > replaced for child, replaced, _ in judged) if judged else math.nan

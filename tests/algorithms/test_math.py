@@ -12,7 +12,8 @@ import pbt
 import ppo
 import sapg
 from harness.log import MIN_LEARNING_RATE
-from tests.conftest import DRIFT, FLAGS, TINY, TINY_POPULATION, every_population, every_script, parse, tuned
+from tests.algorithms.minibatches import loss_of_minibatch, make_minibatch
+from tests.conftest import every_population, every_script, parse, tuned
 
 
 # ---------------------------------------------------------------- what training begins with
@@ -62,16 +63,19 @@ def test_normalised_numbers_are_within_five(script):
 
 
 @every_script
-@pytest.mark.parametrize("lr, kl, threshold, expected", [
-    (3e-4, 0.0321, 0.016, 2e-4),  # above twice the threshold
-    (3e-4, 0.0319, 0.016, 3e-4),
-    (3e-4, 0.0081, 0.016, 3e-4),
-    (3e-4, 0.0079, 0.016, 4.5e-4),  # below half of it
-    (1.2e-6, 1.0, 0.016, 1e-6),  # the lower bound
-    (9e-3, 0.0, 0.016, 1e-2),  # the upper bound
-    (3e-4, 1.0, 0.0, 3e-4),  # 0: constant
-    (3e-4, 0.0, 0.0, 3e-4),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "lr, kl, threshold, expected",
+    [
+        (3e-4, 0.0321, 0.016, 2e-4),  # above twice the threshold
+        (3e-4, 0.0319, 0.016, 3e-4),
+        (3e-4, 0.0081, 0.016, 3e-4),
+        (3e-4, 0.0079, 0.016, 4.5e-4),  # below half of it
+        (1.2e-6, 1.0, 0.016, 1e-6),  # the lower bound
+        (9e-3, 0.0, 0.016, 1e-2),  # the upper bound
+        (3e-4, 1.0, 0.0, 3e-4),  # 0: constant
+        (3e-4, 0.0, 0.0, 3e-4),
+    ],
+)
 def test_adaptive_learning_rate(script, lr, kl, threshold, expected):
     assert script.adapt_learning_rate(lr, kl, threshold) == pytest.approx(expected)
 
@@ -109,7 +113,8 @@ def test_symmetric_aggregation_samples_for_everybody(script):
 @every_population
 def test_sampling_is_uniform_over_all_followers_columns(script):
     torch.manual_seed(0)
-    agent_ids, counts = torch.arange(5).repeat_interleave(2), torch.zeros(10)
+    agent_ids = torch.arange(5).repeat_interleave(2)
+    counts = torch.zeros(10)
     for _ in range(2000):
         counts[script.sample_offpolicy_columns(agent_ids, 5, 1.0, "leader-follower")[0]] += 1
     assert counts[:2].tolist() == [0, 0]
@@ -119,7 +124,8 @@ def test_sampling_is_uniform_over_all_followers_columns(script):
 @every_population
 def test_the_one_follower_is_drawn_uniformly_and_so_are_its_columns(script):
     torch.manual_seed(0)
-    agent_ids, counts = torch.arange(4).repeat_interleave(4), torch.zeros(16)
+    agent_ids = torch.arange(4).repeat_interleave(4)
+    counts = torch.zeros(16)
     for _ in range(2000):
         columns, learners = script.sample_offpolicy_columns(agent_ids, 4, 0.5, "one-follower")
         assert len(set(columns.tolist())) == 2
@@ -130,56 +136,29 @@ def test_the_one_follower_is_drawn_uniformly_and_so_are_its_columns(script):
     assert (counts[4:] / 2000 - 1 / 3 * 2 / 4).abs().max() < 0.042  # 5 standard deviations
 
 
-# ---------------------------------------------------------------- the optimiser's step
+# ---------------------------------------------------------------- gradients that stay finite
 
 
 @every_script
-def test_gradients_stay_finite_for_actions_that_were_hardly_possible(train, script, monkeypatch):
+def test_gradients_stay_finite_for_actions_that_were_hardly_possible(script):
     """The ratio has a cap, for an infinite one has a gradient that is not a number; the cap is far above any clip."""
-    make = script.Agent
-
-    def surprised(*args):
-        agent = make(*args)
-        forward = agent.get_action_and_value
-
-        def with_low_probability(*inputs):
-            action, logprob, *rest = forward(*inputs)
-            return action, logprob if torch.is_grad_enabled() else logprob - 1000.0, *rest
-
-        agent.get_action_and_value = with_low_probability
-        return agent
-
-    monkeypatch.setattr(script, "Agent", surprised)
-    run = train(script, FLAGS[script] + (" --off-policy-mu" if script in (sapg, cpo) else ""))
-    assert len(run.logged) == 3
-    assert all(log["losses/policy_loss"] > 1e6 for log in run.logged)
-    assert all(grad.isfinite().all() for minibatch in run.minibatches for grad in minibatch.grads.values())
-
-
-@pytest.mark.parametrize("script, flags", [(ppo, TINY), (sapg, TINY_POPULATION)], ids=["ppo", "sapg"])
-def test_every_step_is_adams_on_the_clipped_gradient(train, script, flags):
-    run = train(script, f"{flags} --max-grad-norm 0.3")
-    first, second = 0.0, 0.0
-    norms = []
-    for i, (before, after) in enumerate(zip(run.minibatches, run.minibatches[1:]), start=1):
-        names = list(before.params)
-        params, grads, expected = [
-            torch.cat([tensors[name].flatten().double() for name in names])
-            for tensors in (before.params, before.grads, after.params)
-        ]
-        norms.append(grads.norm().item())
-        grads = grads * min(1.0, 0.3 / norms[-1])
-        first, second = 0.9 * first + 0.1 * grads, 0.999 * second + 0.001 * grads**2
-        step = (first / (1 - 0.9**i)) / ((second / (1 - 0.999**i)).sqrt() + 1e-8)
-        assert torch.allclose(params - before.lr * step, expected, atol=1e-5)
-    assert max(norms) > 0.3
+    made = make_minibatch(script, "--off-policy-mu" if script in (sapg, cpo) else "")
+    made.mb["logprobs"] = made.mb["logprobs"] - 1000.0
+    loss, _, terms = loss_of_minibatch(made)
+    loss.backward()
+    assert terms["policy_loss"] > 1e6
+    assert all(parameter.grad.isfinite().all() for parameter in made.agent.parameters())
 
 
 @every_population
-def test_off_policy_coef_zero_is_finite_for_any_minibatch(train, script):
-    flags = f"--no-cuda --env-id {DRIFT} --num-envs 8 --num-agents 4 --num-steps 4 --total-timesteps 64"
-    flags += " --num-minibatches 8 --aggregation leader-follower --off-policy-ratio 3 --off-policy-coef 0"
-    assert all(p.isfinite().all() for p in train(script, flags).agent.parameters())
+def test_off_policy_coef_zero_is_finite_without_on_policy_rows(script):
+    made = make_minibatch(script, "--off-policy-coef 0")
+    only_off_policy = slice(made.args.num_envs, None)
+    made.mb = {key: value[:, only_off_policy] for key, value in made.mb.items()}
+    assert (made.mb["is_offpolicy"] == 1.0).all()
+    loss, _, _ = loss_of_minibatch(made)
+    loss.backward()
+    assert all(p.grad is None or p.grad.isfinite().all() for p in made.agent.parameters())
 
 
 # ---------------------------------------------------------------- EPO: fitness
@@ -189,7 +168,9 @@ def fitness_of(*numbers):
     return torch.tensor([float(number) for number in numbers])
 
 
-NOBODY, EVERYBODY, NOT_KNOWN = (), range(6), None
+NOBODY = ()
+EVERYBODY = range(6)
+NOT_KNOWN = None
 
 
 def record(fitness, begins, ends, objective):
@@ -225,7 +206,8 @@ def test_episodes_that_began_before_the_generation_do_not_count():
 
 
 def test_fitness_goes_on_from_its_state():
-    fitness, copy = epo.FitnessTracker(6, 3, "cpu"), epo.FitnessTracker(6, 3, "cpu")
+    fitness = epo.FitnessTracker(6, 3, "cpu")
+    copy = epo.FitnessTracker(6, 3, "cpu")
     record(fitness, EVERYBODY, (0, 1, 2), [1, 2, 3, 4, 5, 6])
     copy.load_state_dict(fitness.state_dict())
     for each in (fitness, copy):
@@ -358,16 +340,19 @@ def test_allegro_kuka_has_the_papers_hyperparameters(script, task):
         assert (args.ga_threshold, args.crossover, args.num_elites) == (0.3, "average", None)  # None: K - 2
 
 
-@pytest.mark.parametrize("task, row", [
-    ("ShadowHand", (0.001, 0.2, 0.01, 0.005, 0.2, 5e-4, 0.016, 5, 8)),
-    ("AllegroHand", (0.0005, 0.1, 0.001, 0.0, 0.2, 5e-4, 0.016, 5, 8)),
-    ("AllegroKukaRegrasping", (0.001, 0.2, 0.0, 0.0, 0.1, 1e-4, 0.016, 2, 16)),
-    ("AllegroKukaThrow", (0.001, 0.1, 0.0, 0.0, 0.1, 1e-4, 0.016, 2, 16)),
-    ("AllegroKukaReorientation", (0.001, 0.2, 0.0, 0.005, 0.1, 1e-4, 0.016, 2, 16)),
-    ("FrankaCubeStack", (0.0005, 0.1, 0.0, 0.005, 0.2, 5e-4, 0.008, 8, 16)),
-    ("Humanoid", (0.001, 0.2, 0.0, 0.002, 0.2, 5e-4, 0.008, 5, 8)),
-    ("Anymal", (0.001, 0.2, 0.0, 0.002, 0.2, 3e-4, 0.008, 5, 8)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "task, row",
+    [
+        ("ShadowHand", (0.001, 0.2, 0.01, 0.005, 0.2, 5e-4, 0.016, 5, 8)),
+        ("AllegroHand", (0.0005, 0.1, 0.001, 0.0, 0.2, 5e-4, 0.016, 5, 8)),
+        ("AllegroKukaRegrasping", (0.001, 0.2, 0.0, 0.0, 0.1, 1e-4, 0.016, 2, 16)),
+        ("AllegroKukaThrow", (0.001, 0.1, 0.0, 0.0, 0.1, 1e-4, 0.016, 2, 16)),
+        ("AllegroKukaReorientation", (0.001, 0.2, 0.0, 0.005, 0.1, 1e-4, 0.016, 2, 16)),
+        ("FrankaCubeStack", (0.0005, 0.1, 0.0, 0.005, 0.2, 5e-4, 0.008, 8, 16)),
+        ("Humanoid", (0.001, 0.2, 0.0, 0.002, 0.2, 5e-4, 0.008, 5, 8)),
+        ("Anymal", (0.001, 0.2, 0.0, 0.002, 0.2, 3e-4, 0.008, 5, 8)),
+    ],
+)
 def test_cpos_tables_3_to_6(task, row):
     args = gpu_args(cpo, task)
     own = (args.awac_coef, args.awac_temperature, args.adversarial_coef, 2 * args.max_ent_coef, args.clip_coef)

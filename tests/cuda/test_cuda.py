@@ -154,27 +154,39 @@ def test_a_run_goes_on_with_a_gpu_and_without(script, capsys):
         assert checkpoint(run)["iteration"] == iterations
 
 
-@pytest.mark.parametrize("script, flags", [
-    (ppo, "--lstm --separate-critic --no-clip-vloss --critic-n-step 3 --ent-coef 0.01 --kl-threshold 0"),
-    (sapg, "--aggregation symmetric --off-policy-mu --off-policy-coef 0.5"),
-    (sapg, "--aggregation one-follower --lstm --off-policy-ratio 0.5"),
-    (sapg, "--off-policy-ratio 0 --separate-critic"),
-    (cpo, "--awac-coef 0 --aggregation leader-follower --off-policy-mu"),
-    (pbt, "--lstm"),
-    (epo, "--crossover uniform --num-elites 2"),
-    (epo, "--crossover fitness_weighted --ga-interval 0 --ga-threshold 0 --lstm"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "script, flags",
+    [
+        (ppo, "--lstm --separate-critic --no-clip-vloss --critic-n-step 3 --ent-coef 0.01 --kl-threshold 0"),
+        (sapg, "--aggregation symmetric --off-policy-mu --off-policy-coef 0.5"),
+        (sapg, "--aggregation one-follower --lstm --off-policy-ratio 0.5"),
+        (sapg, "--off-policy-ratio 0 --separate-critic"),
+        (cpo, "--awac-coef 0 --aggregation leader-follower --off-policy-mu"),
+        (pbt, "--lstm"),
+        (epo, "--crossover uniform --num-elites 2"),
+        (epo, "--crossover fitness_weighted --ga-interval 0 --ga-threshold 0 --lstm"),
+    ],
+)
 def test_options_of_the_losses(script, flags):
     saved = checkpoint(train(script, flags, iterations=6 if script is epo else 2))
     if script is epo:
         assert saved["learner"]["lineage_stats"]["completed"]  # a child had its fitness measured
 
 
-@pytest.mark.parametrize("script, env_id, network", [
-    (ppo, "Moat", "--lstm"), (epo, "Grasp", "--no-lstm"), (ppo, "Cartpole", "--no-lstm"), (cpo, "Ant", "--no-lstm"),
-    (sapg, "AllegroHand", "--no-lstm"), (epo, "AllegroKukaRegrasping", "--lstm"), (ppo, "Anymal", "--no-lstm"),
-    (sapg, "AllegroKukaTwoArmsReorientation", "--lstm"), (cpo, "FrankaCubeStack", "--lstm"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "script, env_id, network",
+    [
+        (ppo, "Moat", "--lstm"),
+        (epo, "Grasp", "--no-lstm"),
+        (ppo, "Cartpole", "--no-lstm"),
+        (cpo, "Ant", "--no-lstm"),
+        (sapg, "AllegroHand", "--no-lstm"),
+        (epo, "AllegroKukaRegrasping", "--lstm"),
+        (ppo, "Anymal", "--no-lstm"),
+        (sapg, "AllegroKukaTwoArmsReorientation", "--lstm"),
+        (cpo, "FrankaCubeStack", "--lstm"),
+    ],
+)
 def test_a_task_of_each_family_trains(script, env_id, network):
     engine = "auto" if env_id in envs.PURE_TORCH else "mujoco"
     assert checkpoint(train(script, f"{network} --engine {engine}", 1, env_id))["iteration"] == 1

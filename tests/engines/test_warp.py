@@ -33,9 +33,15 @@ CARTPOLE = "--env-id Cartpole --engine warp --no-cuda --num-envs 8 --num-steps 8
 
 def make(num_envs=6, substeps=3, max_contacts=32, max_constraints=128, spec=None):
     return make_engine(
-        "warp", [spec.copy if spec else make_spec], num_envs, substeps, ["box"], "cpu",
-        max_contacts=max_contacts, max_constraints=max_constraints,
-    )  # fmt: skip
+        "warp",
+        [spec.copy if spec else make_spec],
+        num_envs,
+        substeps,
+        ["box"],
+        "cpu",
+        max_contacts=max_contacts,
+        max_constraints=max_constraints,
+    )
 
 
 def pair(env_id, num_envs):
@@ -68,13 +74,16 @@ def test_sensors_that_are_misread_are_refused():
 # ---------------------------------------------------------------- parity
 
 
-@pytest.mark.parametrize("env_id, tolerance", [
-    ("Cartpole", 1e-5),
-    ("AllegroHand", 1e-2),  # angular velocities, at impacts
-    ("AllegroKukaRegrasping", 2e-2),
-    ("FrankaCubeStack", 2e-3),
-    ("ShadowHand", 0.1),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "env_id, tolerance",
+    [
+        ("Cartpole", 1e-5),
+        ("AllegroHand", 1e-2),  # angular velocities, at impacts
+        ("AllegroKukaRegrasping", 2e-2),
+        ("FrankaCubeStack", 2e-3),
+        ("ShadowHand", 0.1),
+    ],
+)
 def test_from_the_same_state_a_step_leads_to_the_same(env_id, tolerance):
     ours, theirs = pair(env_id, 8)
     generator = torch.Generator().manual_seed(0)
@@ -218,9 +227,14 @@ def test_our_kernels_compile_for_gpus(arch, tmp_path):
         assert f".entry {kernel}_" in ptx
 
 
-@pytest.mark.parametrize("env_id, arch", [
-    ("Ant", 80), ("ShadowHand", 86), pytest.param("AllegroKukaRegrasping", 90, marks=pytest.mark.slow),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "env_id, arch",
+    [
+        ("Ant", 80),
+        ("ShadowHand", 86),
+        pytest.param("AllegroKukaRegrasping", 90, marks=pytest.mark.slow),
+    ],
+)
 def test_the_kernels_that_mujoco_warp_generates_for_a_model_compile_for_gpus(env_id, arch, tmp_path, monkeypatch):
     """Those that depend on sizes and options of the model."""
     engine = envs.make(env_id, 1, "cpu", 1, "warp").engine

@@ -3,6 +3,8 @@
 import math
 
 import mujoco
+import numpy as np
+import pytest
 import torch
 
 import envs
@@ -42,9 +44,37 @@ def data_of(env, index):
     """MuJoCo's own model and data of an environment's present state, kinematics and contacts included."""
     model = env.engine.models[index % len(env.engine.models)]
     data = mujoco.MjData(model)
-    data.qpos[:], data.qvel[:] = env.engine.qpos[index].double(), env.engine.qvel[index].double()
+    data.qpos[:] = env.engine.qpos[index].double()
+    data.qvel[:] = env.engine.qvel[index].double()
     mujoco.mj_forward(model, data)
     return model, data
+
+
+def motion(model, data, name):
+    """Of a body in world axes: position (3), quaternion x, y, z, w (4), linear (3) and angular velocity (3)."""
+    velocity = np.zeros(6)
+    body = data.body(name)
+    mujoco.mj_objectVelocity(model, data, mujoco.mjtObj.mjOBJ_XBODY, body.id, velocity, 0)
+    return [*body.xpos, *body.xquat[[1, 2, 3, 0]], *velocity[3:], *velocity[:3]]
+
+
+def inertia_in_body(body):
+    """xx, yy, zz, xy, xz, yz of a model's body about its centre of mass, in the body's axes."""
+    axes = np.zeros(9)
+    mujoco.mju_quat2Mat(axes, body.iquat)
+    axes = axes.reshape(3, 3)
+    inertia = axes @ np.diag(body.inertia) @ axes.T
+    return inertia[[0, 1, 2, 0, 0, 1], [0, 1, 2, 1, 2, 2]]
+
+
+def rendered(env, index):
+    """The picture of an environment; skips the test where there is no OpenGL."""
+    try:
+        return env.render(index)
+    except RuntimeError as error:
+        if "OpenGL" not in str(error):
+            raise
+        pytest.skip(str(error))
 
 
 class Specs:
@@ -68,11 +98,15 @@ class StillEngine:
     """
 
     def __init__(self, name, models, num_envs, substeps, bodies, device, **buffers):
-        self.name, self.models, self.bodies, self.substeps = "still", Specs(models), bodies, substeps
+        self.name = "still"
+        self.models = Specs(models)
+        self.bodies = bodies
+        self.substeps = substeps
         model = self.models[0].compile()
         self.timestep = model.opt.timestep
         self.broken = torch.zeros(num_envs, dtype=torch.bool)
-        self.qpos, self.qvel = torch.zeros(num_envs, model.nq), torch.zeros(num_envs, model.nv)
+        self.qpos = torch.zeros(num_envs, model.nq)
+        self.qvel = torch.zeros(num_envs, model.nv)
         self.sensors = torch.zeros(num_envs, model.nsensordata)
         self.mocap = torch.zeros(num_envs, model.nmocap, 7)
         self.body_pos, self.body_linvel, self.body_angvel = torch.zeros(3, num_envs, len(bodies), 3)
@@ -85,7 +119,8 @@ class StillEngine:
                 self._free.append((i, model.jnt_qposadr[joint]))
 
     def step(self, ctrl, xfrc=None):
-        self.ctrl, self.xfrc = ctrl.clone(), xfrc
+        self.ctrl = ctrl.clone()
+        self.xfrc = xfrc
 
     def set_state(self, mask, qpos, qvel):
         self.qpos = torch.where(mask[:, None], qpos, self.qpos)

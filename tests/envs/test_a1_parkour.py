@@ -154,7 +154,7 @@ def loop_terms(env, before, i, level):
         "joint_position": -0.04 * sum(x**2 for x in error),
         "stumble": -1.0 * stumbles,
         "edge": -1.0 * edges if level > 3 else 0.0,
-    }  # fmt: skip
+    }
 
 
 def test_every_term_of_the_reward(monkeypatch):
@@ -362,7 +362,8 @@ def test_pushes_and_commands(still):
 
 def test_resets(still):
     env = started("A1Parkour", 2_000)
-    qpos, qvel = env.engine.qpos, env.engine.qvel
+    qpos = env.engine.qpos
+    qvel = env.engine.qvel
     levels = torch.arange(2_000) // 5 % 10
     assert torch.equal(qpos[:, 0], 18.0 * levels + 1.0)
     assert torch.equal(qpos[:, 1:7], torch.tensor([0, 0.42, 1, 0, 0, 0]).expand(2_000, 6))

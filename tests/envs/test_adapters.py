@@ -132,7 +132,8 @@ def test_scaled_actions_reach_the_bounds_exactly(low, high):
     env = Adapter(3, "cpu", 1)
     env.set_action_space(gymnasium.spaces.Box(low, high, (2, 1), np.float64))
     if high > 1e30:  # stands for no bound
-        low, high = -1.0, 1.0
+        low = -1.0
+        high = 1.0
     scaled = env.scale(torch.tensor([[-1.0, 1.0], [0.0, 0.5], [1.0, -1.0]]))
     assert env.num_actions == 2
     assert scaled.shape == (3, 2, 1)
@@ -180,7 +181,7 @@ def test_an_environment_that_a_users_package_registers(tmp_path):
     assert info["final_obs"].tolist() == [[2.0, 5.0], [4.0, 5.0]]
     assert truncated.tolist() == [False, True]
     assert not terminated.any()
-    with pytest.raises(RuntimeError, match='^this environment has no render mode "rgb_array"$'):
+    with pytest.raises(RuntimeError, match="rgb_array"):
         env.render(0)
 
 
@@ -243,9 +244,15 @@ def test_odd_environments_that_can_be_learned_from_train(name, tmp_path):
 # ---------------------------------------------------------------- refusals
 
 
-@pytest.mark.parametrize("name, what", [
-    ("Image", "Box(64, 64, 3)"), ("Instruction", "Text(1, 8"), ("Blind", "observation"), ("HalfBounded", "3.4e+38"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "name, what",
+    [
+        ("Image", "Box(64, 64, 3)"),
+        ("Instruction", "Text(1, 8"),
+        ("Blind", "observation"),
+        ("HalfBounded", "3.4e+38"),
+    ],
+)
 def test_odd_environments_from_which_nothing_is_learned_are_refused(name, what, tmp_path, capsys):
     (tmp_path / "odd.py").write_text(ODD)
     with pytest.raises(SystemExit) as end:
@@ -257,18 +264,24 @@ def test_odd_environments_from_which_nothing_is_learned_are_refused(name, what, 
     assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.parametrize("env_id, reason", [
-    ("envpool:Hoper-v5", "unknown, did you mean Hopper-v5?"),
-    ("isaaclab:Isaac-Ant", "needs the package isaaclab, not installed: pip install -r requirements-isaaclab.txt"),
-    ("envpool:CartPole-v1", "actions must be a Box of floating-point numbers, this has Discrete(2)"),
-    ("HalfCheetah-v5", "did you mean envpool:HalfCheetah-v5 or gymnasium:HalfCheetah-v5?"),
-    ("gymnasium:json:MyEnv-v0", "json registers no MyEnv-v0"),
-])  # fmt: skip
-def test_refused(env_id, reason, capsys):
+@pytest.mark.parametrize(
+    "env_id, hint",
+    [
+        ("envpool:Hoper-v5", "Hopper-v5"),
+        ("isaaclab:Isaac-Ant", "pip install -r requirements-isaaclab.txt"),
+        ("envpool:CartPole-v1", "Discrete(2)"),
+        ("HalfCheetah-v5", "gymnasium:HalfCheetah-v5"),
+        ("gymnasium:json:MyEnv-v0", "MyEnv-v0"),
+    ],
+)
+def test_refused(env_id, hint, capsys):
     with pytest.raises(SystemExit) as end:
         ppo.main(["--env-id", env_id])
     assert end.value.code == 2
-    assert capsys.readouterr().err == f"--env-id {env_id}: {reason}\n"
+    (line,) = capsys.readouterr().err.splitlines()
+    start = f"--env-id {env_id}: "
+    assert line.startswith(start)
+    assert hint in line[len(start) :]
 
 
 # ---------------------------------------------------------------- runs

@@ -10,7 +10,7 @@ import torch
 from envs.clearance import Clearance
 from envs.models import allegro_kuka_scene as scene
 from envs.tasks import allegro_kuka as task
-from tests.envs.helpers import StillEngine, data_of, random_actions, started, turn
+from tests.envs.helpers import StillEngine, data_of, motion, random_actions, started, turn
 
 TURN_X = turn(math.pi / 2, 0)  # y -> z, z -> -y
 TURN_Z = turn(math.pi / 2, 2)  # x -> y, y -> -x
@@ -52,9 +52,16 @@ def act(env, action=None):
 def rewards(**changes):
     """reward_terms of one environment at rest on the table, far from everything; `changes` replace its arguments."""
     state = dict(
-        height=0.555, fingertip_distance=[0.5] * 4, keypoint_distance=0.4, joint_velocity=[0.0] * 23,
-        lifted=False, closest_fingertip=[0.5] * 4, closest_keypoint=0.4, tolerance=0.075, success_steps=30,
-    )  # fmt: skip
+        height=0.555,
+        fingertip_distance=[0.5] * 4,
+        keypoint_distance=0.4,
+        joint_velocity=[0.0] * 23,
+        lifted=False,
+        closest_fingertip=[0.5] * 4,
+        closest_keypoint=0.4,
+        tolerance=0.075,
+        success_steps=30,
+    )
     state.update(changes)
     for name in ("height", "fingertip_distance", "keypoint_distance", "joint_velocity", "closest_fingertip"):
         state[name] = torch.tensor([state[name]])
@@ -70,36 +77,47 @@ def rewards(**changes):
 # -------------------------------------------------------------------- reward, term by term
 
 
-@pytest.mark.parametrize("changes, expected", [
-    # until it is lifted, the height pays
-    (dict(height=0.63), dict(lift=1.0, lift_bonus=0.0, lifted=False)), (dict(height=0.7), dict(lift=2.4)),
-    (dict(height=0.58), dict(lift=0.0)), (dict(height=0.3), dict(lift=0.0)), (dict(height=0.729), dict(lift=2.98)),
-    (dict(height=0.731), dict(lift=0.0, lift_bonus=300.0, lifted=True)), (dict(height=2.0), dict(lift=0.0)),
-    (dict(height=0.63, lifted=True), dict(lift=0.0, lift_bonus=0.0, lifted=True)),  # once lifted, always lifted
-    # fingertips: new records alone, 50 * (0.1 + 0.05); after the lift they are remembered and pay no more
-    (dict(fingertip_distance=[0.4, 0.6, 0.45, 0.5]), dict(fingertip=7.5, closest_fingertip=[0.4, 0.5, 0.45, 0.5])),
-    (dict(fingertip_distance=[0.4, 0.6, 0.45, 0.5], lifted=True),
-     dict(fingertip=0.0, closest_fingertip=[0.4, 0.5, 0.45, 0.5])),
-    (dict(fingertip_distance=[0.4, 0.6, 0.45, 0.5], height=0.75), dict(fingertip=0.0)),  # the very step of lifting
-    (dict(fingertip_distance=[5.0] * 4, closest_fingertip=[20.0, 5.0, 5.0, 5.0]), dict(fingertip=500.0)),  # at most
-    # keypoints: the other way round, and progress before the lift is forfeited
-    (dict(lifted=True, keypoint_distance=0.3), dict(keypoint=20.0)),
-    (dict(lifted=True, keypoint_distance=0.5), dict(keypoint=0.0)),
-    (dict(height=0.75, keypoint_distance=0.3), dict(keypoint=20.0)),
-    (dict(keypoint_distance=0.3), dict(keypoint=0.0, closest_keypoint=0.3)),
-    (dict(keypoint_distance=0.5), dict(closest_keypoint=0.4)),
-    (dict(lifted=True, keypoint_distance=0.0, closest_keypoint=200.0), dict(keypoint=20_000.0)),
-    # every step within one and a half tolerances
-    (dict(keypoint_distance=0.1124), dict(near=True, goal=1000.0 / 30.0)),
-    (dict(keypoint_distance=0.1126), dict(near=False, goal=0.0)),
-    (dict(keypoint_distance=0.0149, tolerance=0.01), dict(near=True)),
-    (dict(keypoint_distance=0.0151, tolerance=0.01), dict(near=False)),
-    (dict(keypoint_distance=0.1124, success_steps=5), dict(goal=200.0)),
-    (dict(keypoint_distance=0.1124, success_steps=1), dict(goal=1000.0)),
-    # speed costs, of the arm more than of the hand
-    (dict(joint_velocity=[1.0, -2.0] + [0.0] * 5 + [-3.0] + [0.0] * 14 + [4.0]),
-     dict(arm_speed=-0.009, hand_speed=-0.0021)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "changes, expected",
+    [
+        # until it is lifted, the height pays
+        (dict(height=0.63), dict(lift=1.0, lift_bonus=0.0, lifted=False)),
+        (dict(height=0.7), dict(lift=2.4)),
+        (dict(height=0.58), dict(lift=0.0)),
+        (dict(height=0.3), dict(lift=0.0)),
+        (dict(height=0.729), dict(lift=2.98)),
+        (dict(height=0.731), dict(lift=0.0, lift_bonus=300.0, lifted=True)),
+        (dict(height=2.0), dict(lift=0.0)),
+        (dict(height=0.63, lifted=True), dict(lift=0.0, lift_bonus=0.0, lifted=True)),  # once lifted, always lifted
+        # fingertips: new records alone, 50 * (0.1 + 0.05); after the lift they are remembered and pay no more
+        (dict(fingertip_distance=[0.4, 0.6, 0.45, 0.5]), dict(fingertip=7.5, closest_fingertip=[0.4, 0.5, 0.45, 0.5])),
+        (
+            dict(fingertip_distance=[0.4, 0.6, 0.45, 0.5], lifted=True),
+            dict(fingertip=0.0, closest_fingertip=[0.4, 0.5, 0.45, 0.5]),
+        ),
+        (dict(fingertip_distance=[0.4, 0.6, 0.45, 0.5], height=0.75), dict(fingertip=0.0)),  # the very step of lifting
+        (dict(fingertip_distance=[5.0] * 4, closest_fingertip=[20.0, 5.0, 5.0, 5.0]), dict(fingertip=500.0)),  # at most
+        # keypoints: the other way round, and progress before the lift is forfeited
+        (dict(lifted=True, keypoint_distance=0.3), dict(keypoint=20.0)),
+        (dict(lifted=True, keypoint_distance=0.5), dict(keypoint=0.0)),
+        (dict(height=0.75, keypoint_distance=0.3), dict(keypoint=20.0)),
+        (dict(keypoint_distance=0.3), dict(keypoint=0.0, closest_keypoint=0.3)),
+        (dict(keypoint_distance=0.5), dict(closest_keypoint=0.4)),
+        (dict(lifted=True, keypoint_distance=0.0, closest_keypoint=200.0), dict(keypoint=20_000.0)),
+        # every step within one and a half tolerances
+        (dict(keypoint_distance=0.1124), dict(near=True, goal=1000.0 / 30.0)),
+        (dict(keypoint_distance=0.1126), dict(near=False, goal=0.0)),
+        (dict(keypoint_distance=0.0149, tolerance=0.01), dict(near=True)),
+        (dict(keypoint_distance=0.0151, tolerance=0.01), dict(near=False)),
+        (dict(keypoint_distance=0.1124, success_steps=5), dict(goal=200.0)),
+        (dict(keypoint_distance=0.1124, success_steps=1), dict(goal=1000.0)),
+        # speed costs, of the arm more than of the hand
+        (
+            dict(joint_velocity=[1.0, -2.0] + [0.0] * 5 + [-3.0] + [0.0] * 14 + [4.0]),
+            dict(arm_speed=-0.009, hand_speed=-0.0021),
+        ),
+    ],
+)
 def test_reward_terms(changes, expected):
     found = rewards(**changes)
     for name, value in expected.items():
@@ -132,9 +150,14 @@ def test_success_begins_the_next_goal_within_the_step(make_still):
     env = make_still(2)
     put_at_goal(env, 0)
     put_at_goal(env, 1)
-    env.lifted[:], env.near_steps[0], env.near_steps[1] = True, 29, 5
-    env.closest_keypoint[:], env.closest_fingertip[:], env.episode_step[:] = 0.001, 0.001, 100
-    joints, velocity = env.engine.qpos[:, :23].clone(), env.engine.qvel[:, :23].clone()
+    env.lifted[:] = True
+    env.near_steps[0] = 29
+    env.near_steps[1] = 5
+    env.closest_keypoint[:] = 0.001
+    env.closest_fingertip[:] = 0.001
+    env.episode_step[:] = 100
+    joints = env.engine.qpos[:, :23].clone()
+    velocity = env.engine.qvel[:, :23].clone()
     obs, reward, terminated, truncated, info = act(env, torch.zeros(2, 23))
     assert not (terminated | truncated).any()
     assert torch.equal(info["final_obs"], obs)
@@ -210,9 +233,12 @@ def test_time_is_up_400_steps_after_the_last_success(make_still):
 def test_tolerance_shrinks_in_training_when_both_conditions_hold(make_still):
     env = make_still(2)
     for env.training, age, successes, shrinks in [
-        (True, 2998, 3.0, False), (True, 2999, 2.9, False), (True, 2999, 3.0, True), (True, 5000, 9.0, True),
+        (True, 2998, 3.0, False),
+        (True, 2999, 2.9, False),
+        (True, 2999, 3.0, True),
+        (True, 5000, 9.0, True),
         (False, 5000, 9.0, False),
-    ]:  # fmt: skip
+    ]:
         env.tolerance.fill_(0.075)
         env.tolerance_age.fill_(age)
         env.finished_successes[:] = torch.tensor([0.0, 2.0 * successes])
@@ -244,7 +270,8 @@ def test_arm_targets_integrate_up_to_the_limits_and_hand_targets_are_absolute(ma
     action[0, 7:] = torch.linspace(-1.0, 1.0, 16)
     act(env, action)
     assert torch.allclose(env.engine.ctrl[0, :7], before[0, :7] + 0.5 * 0.1667)
-    lower, upper = torch.tensor(scene.JOINT_LOWER[7:]).float(), torch.tensor(scene.JOINT_UPPER[7:]).float()
+    lower = torch.tensor(scene.JOINT_LOWER[7:]).float()
+    upper = torch.tensor(scene.JOINT_UPPER[7:]).float()
     share = torch.linspace(0.0, 1.0, 16)
     assert torch.allclose(env.engine.ctrl[0, 7:], (1.0 - share) * lower + share * upper, atol=1e-6)
     act(env, torch.full((1, 23), 5.0))  # clamped to 1
@@ -257,7 +284,8 @@ def test_arm_targets_integrate_up_to_the_limits_and_hand_targets_are_absolute(ma
 
 
 def test_push_is_renewed_or_fades():
-    force, noise = torch.tensor([[1.0, 2.0, 3.0]] * 2), torch.tensor([[1.0, -1.0, 0.5]] * 2)
+    force = torch.tensor([[1.0, 2.0, 3.0]] * 2)
+    noise = torch.tensor([[1.0, -1.0, 0.5]] * 2)
     pushed = task.next_push(force, torch.tensor([0.05, 0.05]), torch.tensor([0.0499, 0.0501]), noise)
     assert pushed[0].tolist() == pytest.approx([0.3, -0.3, 0.15])
     assert pushed[1].tolist() == pytest.approx([0.99791, 1.99581, 2.99372], abs=1e-5)
@@ -302,11 +330,14 @@ def test_geometry_by_hand():
 
 def test_reset_distribution(make_still, nothing_in_the_way):
     env = make_still(4000)
-    joints, velocity = env.engine.qpos[:, :23], env.engine.qvel[:, :23]
-    lower, upper = torch.tensor(scene.JOINT_LOWER).float(), torch.tensor(scene.JOINT_UPPER).float()
+    joints = env.engine.qpos[:, :23]
+    velocity = env.engine.qvel[:, :23]
+    lower = torch.tensor(scene.JOINT_LOWER).float()
+    upper = torch.tensor(scene.JOINT_UPPER).float()
     default = torch.tensor(scene.DEFAULT_POSE).float()
     free = torch.arange(23) != 19
-    low, high = 0.9 * default + 0.1 * lower, 0.9 * default + 0.1 * upper
+    low = 0.9 * default + 0.1 * lower
+    high = 0.9 * default + 0.1 * upper
     span = (high - low)[free]
     assert (joints >= low - 1e-6)[:, free].all()
     assert (joints <= high + 1e-6)[:, free].all()
@@ -325,12 +356,15 @@ def test_reset_distribution(make_still, nothing_in_the_way):
 
 def test_objects_start_above_the_table(make_still, nothing_in_the_way):
     env = make_still(4000)
-    position, quaternion = env.engine.qpos[:, 23:26].double().numpy(), env.engine.qpos[:, 26:30].double().numpy()
+    position = env.engine.qpos[:, 23:26].double().numpy()
+    quaternion = env.engine.qpos[:, 26:30].double().numpy()
     assert (np.abs(position[:, :2]) <= 0.1).all()
     assert (position[:, 2] >= 0.61 - 1e-6).all()
     assert position[:, :2].std(0) == pytest.approx([0.1 / math.sqrt(3.0)] * 2, abs=0.002)
     signs = np.array([[x, y, z] for x in (-1, 1) for y in (-1, 1) for z in (-1, 1)])
-    lowest, matrix, scales = np.zeros(4000), np.zeros(9), scene.object_scales()
+    lowest = np.zeros(4000)
+    matrix = np.zeros(9)
+    scales = scene.object_scales()
     for i in range(4000):
         mujoco.mju_quat2Mat(matrix, quaternion[i])
         corners = signs * 0.025 * scales[i % 947]
@@ -343,9 +377,9 @@ def test_objects_start_above_the_table(make_still, nothing_in_the_way):
     assert np.abs(products - np.eye(4) / 4).max() < 0.02
 
 
-@pytest.mark.parametrize("env_class, turned", [
-    (task.AllegroKukaRegrasping, False), (task.AllegroKukaReorientation, True)
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "env_class, turned", [(task.AllegroKukaRegrasping, False), (task.AllegroKukaReorientation, True)]
+)
 def test_goals_fill_their_box(env_class, turned, make_still, nothing_in_the_way):
     goal = make_still(4000, env_class=env_class).goal
     assert goal[:, :3].amin(0).tolist() == pytest.approx([-0.4, 0.0, 0.68], abs=0.005)
@@ -375,20 +409,27 @@ def test_every_environment_has_the_object_of_its_number(make_still, monkeypatch)
 # -------------------------------------------------------------------- with physics
 
 
-CENTRE, CORNERS = np.zeros((1, 3)), np.array([[1, 1, 1], [1, 1, -1], [-1, -1, 1], [-1, -1, -1]])
+CENTRE = np.zeros((1, 3))
+CORNERS = np.array([[1, 1, 1], [1, 1, -1], [-1, -1, 1], [-1, -1, -1]])
 
 
-@pytest.mark.parametrize("env_id, arms, pattern", [
-    ("AllegroKukaRegrasping", [""], CENTRE), ("AllegroKukaThrow", [""], CENTRE),
-    ("AllegroKukaReorientation", [""], CORNERS), ("AllegroKukaTwoArmsRegrasping", ["arm0_", "arm1_"], CENTRE),
-    ("AllegroKukaTwoArmsReorientation", ["arm0_", "arm1_"], CORNERS),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "env_id, arms, pattern",
+    [
+        ("AllegroKukaRegrasping", [""], CENTRE),
+        ("AllegroKukaThrow", [""], CENTRE),
+        ("AllegroKukaReorientation", [""], CORNERS),
+        ("AllegroKukaTwoArmsRegrasping", ["arm0_", "arm1_"], CENTRE),
+        ("AllegroKukaTwoArmsReorientation", ["arm0_", "arm1_"], CORNERS),
+    ],
+)
 def test_observation_layout(env_id, arms, pattern):
     """Every slice against MuJoCo's own kinematics of the same state."""
     env = started(env_id, 2, seed=3)
     for action in random_actions(env, 5):
         reward = env.step(action)[1]
-    env.successes[:], env.lifted[1] = 3.0, True
+    env.successes[:] = 3.0
+    env.lifted[1] = True
     obs = env.observe().double().numpy()
     for i in range(2):
         model, data = data_of(env, i)
@@ -396,11 +437,6 @@ def test_observation_layout(env_id, arms, pattern):
 
         def point(name, offset):
             return data.body(name).xpos + data.body(name).xmat.reshape(3, 3) @ offset
-
-        def motion(name):
-            velocity, body = np.zeros(6), data.body(name)
-            mujoco.mj_objectVelocity(model, data, mujoco.mjtObj.mjOBJ_XBODY, body.id, velocity, 0)
-            return [*body.xquat[[1, 2, 3, 0]], *velocity[3:], *velocity[:3]]
 
         matrix = np.zeros(9)
         mujoco.mju_quat2Mat(matrix, env.goal[i, 3:].double().numpy())
@@ -412,13 +448,22 @@ def test_observation_layout(env_id, arms, pattern):
         tips = [[point(f"{arm}{name}_link_3", [x, 0.005, 0]) for name, x in offsets.items()] for arm in arms]
         lower, upper = model.jnt_range[: 23 * len(arms)].T
         expected = [
-            *(2 * (data.qpos[: len(lower)] - lower) / (upper - lower) - 1), *data.qvel[: len(lower)], *palms.flatten(),
-            *[x for arm in arms for x in motion(arm + "iiwa7_link_7")], *motion("object"),
-            *(np.array(tips) - palms[:, None]).flatten(), *(of_object - palms[:, None]).flatten(),
-            *(of_object - of_goal).flatten(), *scale, env.closest_keypoint[i],
+            *(2 * (data.qpos[: len(lower)] - lower) / (upper - lower) - 1),
+            *data.qvel[: len(lower)],
+            *palms.flatten(),
+            *[x for arm in arms for x in motion(model, data, arm + "iiwa7_link_7")[3:]],
+            *motion(model, data, "object")[3:],
+            *(np.array(tips) - palms[:, None]).flatten(),
+            *(of_object - palms[:, None]).flatten(),
+            *(of_object - of_goal).flatten(),
+            *scale,
+            env.closest_keypoint[i],
             *(env.closest_fingertip[i] if len(arms) == 1 else []),
-            float(i == 1), math.log(5 / 10 + 1), math.log(4), 0.01 * reward[i],
-        ]  # fmt: skip
+            float(i == 1),
+            math.log(5 / 10 + 1),
+            math.log(4),
+            0.01 * reward[i],
+        ]
         assert obs[i] == pytest.approx(np.clip(np.array(expected, float), -10.0, 10.0), abs=2e-4)
         distance = np.linalg.norm(np.array(tips) - data.body("object").xpos, axis=2).flatten()
         assert (env.closest_fingertip[i].numpy() <= distance + 1e-5).all()

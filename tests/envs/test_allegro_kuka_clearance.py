@@ -15,14 +15,17 @@ OVERLAP = 1e-3  # m
 
 
 def place(model, data, joints, position, quaternion):
-    data.qpos[:23], data.qpos[23:26], data.qpos[26:] = joints, position, quaternion
+    data.qpos[:23] = joints
+    data.qpos[23:26] = position
+    data.qpos[26:] = quaternion
     mujoco.mj_kinematics(model, data)
 
 
 def depth(model, data):
     """How deep the object is in the robot, by MuJoCo's contacts, m."""
     mujoco.mj_collision(model, data)
-    own, scenery = model.geom("object").id, [model.geom("table").id, model.geom("ground").id]
+    own = model.geom("object").id
+    scenery = [model.geom("table").id, model.geom("ground").id]
     pairs = [(c.geom1, c.geom2, -c.dist) for c in data.contact]
     return max([d for a, b, d in pairs if own in (a, b) and a not in scenery and b not in scenery], default=0.0)
 
@@ -36,7 +39,9 @@ def robot_geoms(model):
 @pytest.mark.parametrize("scale", [(1, 1, 1), (4, 0.75, 1), (0.5, 1.5, 2)])
 def test_distances_are_mujocos(scale):
     model = scene.build_scene(scale).compile()
-    data, rng, clearance = mujoco.MjData(model), np.random.default_rng(0), Clearance(model, 23, "cpu")
+    data = mujoco.MjData(model)
+    rng = np.random.default_rng(0)
+    clearance = Clearance(model, 23, "cpu")
     cylinders = model.geom_type == mujoco.mjtGeom.mjGEOM_CYLINDER
     overlaps = 0
     for _ in range(60):
@@ -63,7 +68,8 @@ def test_distances_are_mujocos(scale):
 def test_no_object_starts_in_the_hand():
     """All 947 objects, at resets and, as after a success, with the hand anywhere above the table."""
     env = envs.make("AllegroKukaRegrasping", 947)
-    everywhere, generator = torch.ones(947, dtype=torch.bool), torch.Generator().manual_seed(0)
+    everywhere = torch.ones(947, dtype=torch.bool)
+    generator = torch.Generator().manual_seed(0)
     datas = [mujoco.MjData(model) for model in env.engine.models]
     blocked = 0
     for attempt in range(4):
@@ -86,7 +92,9 @@ def test_of_several_draws_the_first_clear_one_is_taken(make_still, monkeypatch):
         [[-0.01, -0.03, 0.001], [0.0, -0.02, 0.0], [0.006, -0.01, 0.0], [0.009, -0.001, 0.004]]
         + [[0.02, -0.03, 0.002]] * 20
     )
-    draws, draw, first_and_others = [], env.draw_start, iter([distances[0], distances[1:].T.flatten()])
+    draws = []
+    draw = env.draw_start
+    first_and_others = iter([distances[0], distances[1:].T.flatten()])
     monkeypatch.setattr(env, "draw_start", lambda *args: draws.append(draw(*args)) or draws[-1])
     monkeypatch.setattr(env.clearance, "distance", lambda *args: next(first_and_others))
     env.place_object(torch.ones(3, dtype=torch.bool), env.target, torch.zeros(3, 23))

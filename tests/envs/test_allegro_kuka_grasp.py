@@ -23,7 +23,8 @@ RESTING_HEIGHT = 0.53 + 0.025
 def follow(model, data, keyframes):
     """Drive the targets smoothly through the keyframes, from where they are."""
     for seconds, goal in keyframes:
-        first, steps = data.ctrl.copy(), round(seconds / scene.CONTROL_PERIOD)
+        first = data.ctrl.copy()
+        steps = round(seconds / scene.CONTROL_PERIOD)
         for step in range(steps):
             t = (step + 1) / steps
             data.ctrl[:] = first + (np.array(goal) - first) * t**3 * (10 - 15 * t + 6 * t**2)
@@ -52,7 +53,9 @@ def hold(model, data, seconds, force=lambda: np.zeros(3)):
 
     Returns the object's heights and its slips in the hand, (steps,) m.
     """
-    heights, slips, before = [], [], object_in_palm(data)
+    heights = []
+    slips = []
+    before = object_in_palm(data)
     for _ in range(round(seconds / scene.CONTROL_PERIOD)):
         box = data.body(scene.OBJECT_BODY)
         box.xfrc_applied[:3] = box.xmat.reshape(3, 3) @ force()
@@ -63,7 +66,8 @@ def hold(model, data, seconds, force=lambda: np.zeros(3)):
 
 
 def test_a_grasped_cube_is_lifted_and_stays_held(lifted):
-    model, data = lifted[0], mujoco.MjData(lifted[0])
+    model = lifted[0]
+    data = mujoco.MjData(lifted[0])
     mujoco.mj_copyData(data, *lifted)
     assert data.body(scene.OBJECT_BODY).xpos[2] > RESTING_HEIGHT + 0.2
     assert set().union(*touching(model, data)) == {"object", "index_link_3", "middle_link_3", "thumb_link_3"}
@@ -74,9 +78,11 @@ def test_a_grasped_cube_is_lifted_and_stays_held(lifted):
 
 @pytest.mark.parametrize("seed", range(4))
 def test_a_held_cube_survives_the_pushes_of_the_task(lifted, seed):
-    model, data = lifted[0], mujoco.MjData(lifted[0])
+    model = lifted[0]
+    data = mujoco.MjData(lifted[0])
     mujoco.mj_copyData(data, *lifted)
-    rng, push = np.random.default_rng(seed), np.zeros(3)
+    rng = np.random.default_rng(seed)
+    push = np.zeros(3)
 
     def force():  # the task's push where it is most frequent; the cube weighs 0.5 N
         push[:] = 0.3 * rng.standard_normal(3) if rng.random() < 0.1 else 0.998 * push
@@ -88,9 +94,12 @@ def test_a_held_cube_survives_the_pushes_of_the_task(lifted, seed):
 
 @pytest.mark.parametrize("seed", range(4))
 def test_a_held_cube_survives_trembling_actions(lifted, seed):
-    model, data = lifted[0], mujoco.MjData(lifted[0])
+    model = lifted[0]
+    data = mujoco.MjData(lifted[0])
     mujoco.mj_copyData(data, *lifted)
-    rng, before, shut = np.random.default_rng(seed), object_in_palm(data), data.ctrl[7:].copy()
+    rng = np.random.default_rng(seed)
+    before = object_in_palm(data)
+    shut = data.ctrl[7:].copy()
     span = (robot.JOINT_UPPER - robot.JOINT_LOWER)[7:]
     for _ in range(round(2.0 / scene.CONTROL_PERIOD)):
         data.ctrl[7:] = shut + 0.03 * rng.standard_normal(16) * span / 2.0  # actions with a standard deviation of 0.03

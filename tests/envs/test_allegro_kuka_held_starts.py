@@ -47,7 +47,8 @@ class RecordedSearch(GraspSearch):
         super().keep(name, mask, target)
 
     def spread_objects(self, share):
-        laid, before = self.gap() < LAID_GAP, self.engine.qpos[:, 23:25].clone()
+        laid = self.gap() < LAID_GAP
+        before = self.engine.qpos[:, 23:25].clone()
         super().spread_objects(share)
         self.spread.append((share, laid, before, self.engine.qpos[:, 23:25].clone()))
 
@@ -194,10 +195,14 @@ def test_a_goal_begins_with_the_object_in_the_hand_or_beneath_it(start, env_id):
 def test_after_a_success_the_hand_is_on_its_way_back():
     env, _ = make("high")
     env.engine.set_state(EVERYWHERE, env.engine.qpos, torch.ones_like(env.engine.qvel))
-    before, start, third = env.engine.qpos.clone(), env.draw_pose(), torch.arange(24) % 4  # 3: next
-    env.target, env.draw_pose = before[:, :23] + 0.1, lambda: start
+    before = env.engine.qpos.clone()
+    start = env.draw_pose()
+    third = torch.arange(24) % 4  # 3: next
+    env.target = before[:, :23] + 0.1
+    env.draw_pose = lambda: start
     env.begin_with(EVERYWHERE, third + NAMES.index("home"))
-    way, rest = before[:, :23] - start, env.engine.qpos[:, :23] - start
+    way = before[:, :23] - start
+    rest = env.engine.qpos[:, :23] - start
     share = (rest * way).sum(1, True) / way.square().sum(1, True)
     torch.testing.assert_close(rest, share * way)
     torch.testing.assert_close(env.engine.qvel[:, :23], share.expand(-1, 23))
@@ -211,7 +216,8 @@ def test_after_a_success_the_hand_is_on_its_way_back():
 
 def test_what_is_held_high_is_lifted_and_its_goal_nearer():
     env, held = make("high")
-    env.training, drawn = False, []
+    env.training = False
+    drawn = []
     env.draw_goal = lambda: drawn.append(type(env).draw_goal(env)) or drawn[-1]
     env.set_goal(EVERYWHERE)
     env.begin_with(held, torch.full_like(env.kind, NAMES.index("high")))
@@ -340,10 +346,13 @@ def test_weights_of_kinds():
     torch.testing.assert_close(curriculum.weights(), expected, atol=0.0, rtol=1e-5)
 
 
-@pytest.mark.parametrize("begin, weight", [
-    ("reset_where", HELD_WEIGHTS + FIRST_WEIGHTS + [0.0] * 4),
-    ("begin_next_goal", HELD_WEIGHTS + [0.0] + LATER_WEIGHTS),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "begin, weight",
+    [
+        ("reset_where", HELD_WEIGHTS + FIRST_WEIGHTS + [0.0] * 4),
+        ("begin_next_goal", HELD_WEIGHTS + [0.0] + LATER_WEIGHTS),
+    ],
+)
 def test_goals_begin_most_with_starts_within_reach(begin, weight):
     env, _ = make()
     env.held_states.count[:] = torch.arange(len(HELD)) > HELD.index("high")
@@ -419,12 +428,14 @@ def test_an_episode_ends_where_the_object_leaves_the_hand_that_it_began_in_or_no
 
 @pytest.mark.parametrize("env_id", [REGRASPING, REORIENTATION, THROW])
 def test_an_evaluation_plays_the_original_starts(env_id, capsys):
-    ours, original = envs.make(env_id, 8), envs.make(env_id[: -len("HeldStarts")], 8)
+    ours = envs.make(env_id, 8)
+    original = envs.make(env_id[: -len("HeldStarts")], 8)
     assert torch.equal(ours.reset()[:, :-23], original.reset())
     assert not ours.held_states.count.any()
     assert capsys.readouterr().out == ""
     env, _ = make("low", env_id)
-    env.training, before = False, env.kind
+    env.training = False
+    before = env.kind
     env.begin_next_goal(EVERYWHERE)
     assert torch.equal(env.kind, before)
     assert not env.lost(env.lifted, env.closest_fingertip + 1.0).any()

@@ -41,11 +41,13 @@ def test_a_crushed_object_is_not_thrown(model):
     With at most 20 iterations the solver stops early in 167 of these 400 states, and 81 objects are faster, at up to
     10 m/s.
     """
-    rng, data = np.random.default_rng(0), mujoco.MjData(model)
+    rng = np.random.default_rng(0)
+    data = mujoco.MjData(model)
     for _ in range(400):
         mujoco.mj_resetData(model, data)
         data.qpos[:] = QPOS + rng.uniform(-5e-4, 5e-4, model.nq)
-        data.qvel[:], data.ctrl[:] = QVEL + rng.uniform(-5e-4, 5e-4, model.nv), TARGET
+        data.qvel[:] = QVEL + rng.uniform(-5e-4, 5e-4, model.nv)
+        data.ctrl[:] = TARGET
         mujoco.mj_fwdPosition(model, data)
         mujoco.mj_fwdVelocity(model, data)
         hand = max(speed(model, data, "arm0_" + body) for body in [scene.PALM_BODY, *scene.FINGERTIP_BODIES])

@@ -80,7 +80,10 @@ def free(model):
 
 def implicit_drive(targets, stiffness=40.0, damping=5.0, effort=0.35, speed=6.283, inertia=1e-4):
     """Angles after each control step of a light joint whose drive is solved implicitly, then limited."""
-    angle, velocity, angles, h = 0.0, 0.0, [], scene.TIMESTEP
+    angle = 0.0
+    velocity = 0.0
+    angles = []
+    h = scene.TIMESTEP
     for target in targets:
         for _ in range(scene.SUBSTEPS):
             impulse = h * (stiffness * (target - angle - h * velocity) - damping * velocity)
@@ -94,7 +97,8 @@ def implicit_drive(targets, stiffness=40.0, damping=5.0, effort=0.35, speed=6.28
 
 def finger_angles(model, data, targets):
     """How far the 16 finger joints have gone after each control step, all given the same targets: (steps, 16) rad."""
-    first, angles = data.qpos[7:23].copy(), []
+    first = data.qpos[7:23].copy()
+    angles = []
     for target in targets:
         data.ctrl[7:] = first + target
         mujoco.mj_step(model, data, scene.SUBSTEPS)
@@ -133,7 +137,8 @@ def test_object_scales():
 @pytest.mark.parametrize("scale", [(1, 1, 1), (2, 2, 1), (3, 1, 1)])
 def test_a_box_that_starts_inside_the_hand_is_not_shot_off(scale):
     """The reason for the damping of the contacts: critically damped, boxes leave at 5 to 7 m/s."""
-    model, rng = scene.build_scene(scale).compile(), np.random.default_rng(0)
+    model = scene.build_scene(scale).compile()
+    rng = np.random.default_rng(0)
     for _ in range(60):
         quaternion = rng.standard_normal(4)
         data = start(model, object_pos=PALM_CENTRE + rng.uniform(-0.04, 0.04, 3))

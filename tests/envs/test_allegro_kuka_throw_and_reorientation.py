@@ -11,10 +11,17 @@ from envs.models import allegro_kuka_scene as scene
 from envs.tasks import allegro_kuka as task
 from tests.envs.helpers import started
 from tests.envs.test_allegro_kuka import (  # noqa: F401, two fixtures
-    TURN_X, TURN_Z, act, make_still, nothing_in_the_way, put_at_goal, put_object,
-)  # fmt: skip
+    TURN_X,
+    TURN_Z,
+    act,
+    make_still,
+    nothing_in_the_way,
+    put_at_goal,
+    put_object,
+)
 
-THROW, REORIENTATION = "AllegroKukaThrow", "AllegroKukaReorientation"
+THROW = "AllegroKukaThrow"
+REORIENTATION = "AllegroKukaReorientation"
 EVERYWHERE = torch.tensor([True])
 RIM = torch.tensor([0.0, 0.0, 0.1977 - 0.05])  # middle of the bucket's opening, from the goal
 
@@ -46,7 +53,8 @@ def test_throw_has_small_objects():
 
 def test_buckets_stand_on_both_sides(make_throw, nothing_in_the_way):  # noqa: F811
     env = make_throw(4000)
-    low, high = env.goal.abs().amin(0), env.goal.amax(0)
+    low = env.goal.abs().amin(0)
+    high = env.goal.amax(0)
     assert low[0].item() == pytest.approx(0.5, abs=0.005)
     assert high[0].item() == pytest.approx(0.9, abs=0.005)
     assert env.goal[:, 1].min().item() == pytest.approx(-1.0, abs=0.01)
@@ -122,7 +130,8 @@ def bucket():
 
 def distance_to_bucket(bucket, origin, direction):
     """How far a ray flies, m. origin (3,) over the middle of the underside; -1 if it hits nothing."""
-    group, body = np.zeros(1, np.int32), -1
+    group = np.zeros(1, np.int32)
+    body = -1
     far = mujoco.mj_ray(*bucket, np.array([3.0, 3.0, 3.0]) + origin, np.array(direction, float), None, 1, body, group)
     return far if far < 0.5 else -1.0
 
@@ -150,10 +159,12 @@ def in_bucket(env):
 
 def deepest_contact(env, index):
     """Of the object, m; negative: it overlaps with something."""
-    model, state = env.engine.models[index], env.engine.state_dict()
+    model = env.engine.models[index]
+    state = env.engine.state_dict()
     data = mujoco.MjData(model)
     mujoco.mj_setState(model, data, state["state"][index].numpy(), mujoco.mjtState.mjSTATE_FULLPHYSICS)
-    data.mocap_pos[0], data.mocap_quat[0] = state["mocap"][index, :3], state["mocap"][index, 3:]
+    data.mocap_pos[0] = state["mocap"][index, :3]
+    data.mocap_quat[0] = state["mocap"][index, 3:]
     mujoco.mj_forward(model, data)
     own = model.body(scene.OBJECT_BODY).id
     return min(c.dist for c in data.contact if own in (model.geom_bodyid[c.geom1], model.geom_bodyid[c.geom2]))
@@ -161,7 +172,8 @@ def deepest_contact(env, index):
 
 def test_an_object_dropped_into_the_bucket_stays_there_and_lies_still():
     env = started(THROW, 32, seed=3)
-    qpos, qvel = env.engine.qpos.clone(), torch.zeros(32, 29)
+    qpos = env.engine.qpos.clone()
+    qvel = torch.zeros(32, 29)
     offset = torch.rand(32, 3, generator=torch.Generator().manual_seed(0)) - 0.5
     qpos[:, 23:26] = env.goal[:, :3] + RIM + torch.tensor([0.08, 0.08, 0.04]) * offset + torch.tensor([0.0, 0.0, 0.1])
     env.engine.set_state(EVERYWHERE.expand(32), qpos, qvel)
@@ -203,8 +215,11 @@ def test_success_leaves_the_object_where_it_is(make_reorientation):
     first = env.goal.clone()
     put_at_goal(env, 0)
     env.engine.qpos[0, 26:30] = env.engine.body_quat[0, 5] = env.goal[0, 3:]
-    env.lifted[:], env.closest_fingertip[:], env.episode_step[:] = True, 0.001, 100
-    qpos, qvel = env.engine.qpos.clone(), env.engine.qvel.clone()
+    env.lifted[:] = True
+    env.closest_fingertip[:] = 0.001
+    env.episode_step[:] = 100
+    qpos = env.engine.qpos.clone()
+    qvel = env.engine.qvel.clone()
     _, reward, terminated, truncated, _ = act(env)
     assert not (terminated | truncated).any()
     assert env.successes.tolist() == [1.0, 0.0]

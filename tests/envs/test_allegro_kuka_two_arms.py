@@ -13,7 +13,8 @@ from tests.envs.helpers import data_of, started, touching
 from tests.envs.test_allegro_kuka import rewards
 from tests.envs.test_allegro_kuka_grasp import GRASP, LIFT, RESTING_HEIGHT, follow
 
-REGRASPING, REORIENTATION = "AllegroKukaTwoArmsRegrasping", "AllegroKukaTwoArmsReorientation"
+REGRASPING = "AllegroKukaTwoArmsRegrasping"
+REORIENTATION = "AllegroKukaTwoArmsReorientation"
 PARTITION, HOLE, BARRIER = (REORIENTATION + name for name in ("Partition", "Hole", "Barrier"))
 START = np.tile(np.clip(scene.TWO_ARMS.pose, scene.JOINT_LOWER, scene.JOINT_UPPER), 2)
 # The left arm (rad) with its middle fingertip at x = 0, 0.34 m over the table.
@@ -97,7 +98,9 @@ def test_fingertips_of_both_hands_pay_also_once_lifted():
         assert rewards(**closer, **state, fingertips_once_lifted=True)["fingertip"] == pytest.approx(5.0)
     assert rewards(**closer, lifted=True)["fingertip"] == 0.0
     env = started(REGRASPING, 2)
-    env.lifted[:], env.closest_keypoint[:], env.closest_fingertip[:] = True, 0.0, env.fingertip_distance() + 0.1
+    env.lifted[:] = True
+    env.closest_keypoint[:] = 0.0
+    env.closest_fingertip[:] = env.fingertip_distance() + 0.1
     env.engine.qvel[:, :46] = 5.0  # speed costs nothing
     env.engine.step = lambda *args: None
     _, reward, *_, info = env.step(torch.zeros(2, 46))
@@ -151,11 +154,14 @@ def hits(model, y, z):
     return 0 <= far < 0.25 and model.body(model.geom_bodyid[geom[0]]).name == scene.OBSTACLE_BODY
 
 
-@pytest.mark.parametrize("env_id, inside, outside", [
-    (PARTITION, [(0.0, 0.01), (0.19, 0.39), (-0.19, 0.01)], [(0.21, 0.1), (0.0, 0.41)]),
-    (HOLE, [(0.0, 0.03), (0.19, 0.26), (-0.19, 0.48), (0.0, 1.46)], [(0.19, 0.28), (-0.19, 0.46), (0.21, 0.1)]),
-    (BARRIER, [(0.0, 0.01), (0.11, 0.49), (-0.11, 0.01)], [(0.13, 0.1), (0.0, 0.51)]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "env_id, inside, outside",
+    [
+        (PARTITION, [(0.0, 0.01), (0.19, 0.39), (-0.19, 0.01)], [(0.21, 0.1), (0.0, 0.41)]),
+        (HOLE, [(0.0, 0.03), (0.19, 0.26), (-0.19, 0.48), (0.0, 1.46)], [(0.19, 0.28), (-0.19, 0.46), (0.21, 0.1)]),
+        (BARRIER, [(0.0, 0.01), (0.11, 0.49), (-0.11, 0.01)], [(0.13, 0.1), (0.0, 0.51)]),
+    ],
+)
 def test_shape_of_the_obstacles(env_id, inside, outside):
     model = build(env_id)
     assert all(hits(model, *point) for point in inside)
@@ -171,7 +177,8 @@ def test_every_object_fits_through_the_hole():
 def test_the_partition_stands_until_a_hand_pushes_it_over():
     """The left arm reaches forward; the board falls to the other side, and a reset puts it up again."""
     env = started(PARTITION, 2)
-    qpos, qvel = env.engine.qpos.clone(), torch.zeros_like(env.engine.qvel)
+    qpos = env.engine.qpos.clone()
+    qvel = torch.zeros_like(env.engine.qvel)
     qpos[:, :46] = torch.tensor(START)
     qpos[:, 46:49] = torch.tensor([-0.3, 0.15, 0.7])
     env.engine.set_state(torch.tensor([True, True]), qpos, qvel)

@@ -9,7 +9,7 @@ import torch
 
 from envs.models import anymal as robot
 from envs.tasks.anymal import reward_terms
-from tests.envs.helpers import simulate, started, turn
+from tests.envs.helpers import inertia_in_body, simulate, started, turn
 
 WEIGHT = 52.13488 * 9.81  # N
 LEVEL = (1.0, 0.0, 0.0, 0.0)
@@ -49,7 +49,8 @@ def test_order_limits_and_mass(model):
     assert model.actuator_trnid[:, 0].tolist() == list(range(1, 13))
     assert model.jnt_axis[1:, 0].tolist() == [1, 1, 1, -1, 1, 1, 1, -1, -1, -1, -1, -1]
     other = [[-9.42478, 9.42478]] * 2
-    left, right = [[-0.72, 0.49], *other], [[-0.49, 0.72], *other]
+    left = [[-0.72, 0.49], *other]
+    right = [[-0.49, 0.72], *other]
     assert np.allclose(model.jnt_range[1:], left * 2 + right * 2)
     assert model.body_mass.sum() == pytest.approx(52.135, abs=1e-3)
 
@@ -65,12 +66,8 @@ def test_order_limits_and_mass(model):
 ])  # fmt: skip
 def test_inertias(model, body, com, inertia):
     body = model.body(body)
-    axes = np.zeros(9)
-    mujoco.mju_quat2Mat(axes, body.iquat)
-    axes = axes.reshape(3, 3)
-    in_body = axes @ np.diag(body.inertia) @ axes.T
     assert np.allclose(body.ipos, com, atol=1e-6)
-    assert np.allclose(in_body[[0, 1, 2, 0, 0, 1], [0, 1, 2, 1, 2, 2]], inertia, rtol=1e-4, atol=1e-8)
+    assert np.allclose(inertia_in_body(body), inertia, rtol=1e-4, atol=1e-8)
 
 
 def test_feet_at_the_default_pose(model):
@@ -80,7 +77,8 @@ def test_feet_at_the_default_pose(model):
 
 
 def test_only_the_ground_is_touched(model):
-    rng, touches = np.random.default_rng(0), 0
+    rng = np.random.default_rng(0)
+    touches = 0
     for _ in range(50):
         data = data_at(model, rng.uniform(0.0, 0.3), rng.normal(size=4), rng.uniform(-1.5, 1.5, 12))
         touches += data.ncon
@@ -95,7 +93,9 @@ def test_only_the_ground_is_touched(model):
 def test_it_stands(model):
     data = data_at(model)
     simulate(model, data, 1.0)  # dropped from 7.7 cm
-    stance, heights, depth = feet(data), [], 0.0
+    stance = feet(data)
+    heights = []
+    depth = 0.0
     for _ in range(round(5.0 / robot.TIMESTEP)):
         mujoco.mj_step(model, data)
         heights.append(data.qpos[2])
@@ -231,7 +231,9 @@ def test_resets():
     env = started("Anymal", 2_000)
     env.action.fill_(1.0)
     obs = env.reset()
-    qpos, qvel, default = env.engine.qpos, env.engine.qvel, torch.tensor(robot.DEFAULT_POSE, dtype=torch.float32)
+    qpos = env.engine.qpos
+    qvel = env.engine.qvel
+    default = torch.tensor(robot.DEFAULT_POSE, dtype=torch.float32)
     assert torch.equal(qpos[:, :7], torch.tensor([0, 0, 0.62, 1, 0, 0, 0]).expand(2_000, 7))
     factor = qpos[:, 7:] / default
     assert 0.5 <= factor.min() < 0.51
@@ -240,7 +242,8 @@ def test_resets():
     assert (qvel[:, :6] == 0).all()
     assert 0.099 < qvel[:, 6:].abs().max() <= 0.1
     assert qvel[:, 6:].mean(0).abs().max() < 0.01
-    limits, command = torch.tensor([2.0, 1.0, 1.0]), env.command
+    limits = torch.tensor([2.0, 1.0, 1.0])
+    command = env.command
     assert (command.abs() <= limits).all()
     assert (command.abs().amax(0) > 0.99 * limits).all()
     assert (command.mean(0).abs() < 0.07 * limits).all()

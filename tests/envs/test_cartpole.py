@@ -10,14 +10,19 @@ from tests.envs.helpers import started
 
 def put(env, position=0.0, velocity=0.0, angle=0.0, angular_velocity=0.0):
     """The same state in every environment."""
-    qpos, qvel = torch.zeros(env.num_envs, 2), torch.zeros(env.num_envs, 2)
-    qpos[:, 0], qpos[:, 1], qvel[:, 0], qvel[:, 1] = position, angle, velocity, angular_velocity
+    qpos = torch.zeros(env.num_envs, 2)
+    qvel = torch.zeros(env.num_envs, 2)
+    qpos[:, 0] = position
+    qpos[:, 1] = angle
+    qvel[:, 0] = velocity
+    qvel[:, 1] = angular_velocity
     env.engine.set_state(torch.ones(env.num_envs, dtype=torch.bool), qpos, qvel)
 
 
 def energy(env):
     """Kinetic + potential energy (N,) of cart (1 kg) and pole (1 kg, centre 0.47 m above the hinge), in J."""
-    angle, (velocity, spin) = env.engine.qpos[:, 1].double(), env.engine.qvel.double().unbind(1)
+    angle = env.engine.qpos[:, 1].double()
+    (velocity, spin) = env.engine.qvel.double().unbind(1)
     kinetic = velocity**2 + 0.5 * (0.083633 + 0.47**2) * spin**2 - 0.47 * angle.cos() * velocity * spin
     return kinetic + 9.81 * 0.47 * angle.cos()
 
@@ -33,10 +38,13 @@ def test_initial_states_fill_their_ranges():
 
 
 @pytest.mark.parametrize("side", [-1.0, 1.0])
-@pytest.mark.parametrize("inside, outside", [
-    (dict(position=2.9, velocity=1.0), dict(position=2.99, velocity=2.0)),
-    (dict(angle=1.5, angular_velocity=1.0), dict(angle=1.56, angular_velocity=2.0)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "inside, outside",
+    [
+        (dict(position=2.9, velocity=1.0), dict(position=2.99, velocity=2.0)),
+        (dict(angle=1.5, angular_velocity=1.0), dict(angle=1.56, angular_velocity=2.0)),
+    ],
+)
 def test_termination_at_every_limit(side, inside, outside):
     env = started("Cartpole", 2)
     put(env, **{name: side * value for name, value in inside.items()})
@@ -74,7 +82,8 @@ def test_the_pole_turns_at_most_at_8_radians_per_second():
     qvel = torch.tensor([[0.5, 20.0], [-0.5, -20.0], [0.5, 7.0], [12.0, 0.0]])
     env.engine.set_state(torch.ones(4, dtype=torch.bool), torch.zeros(4, 2), qvel)
     obs, reward, terminated, _, _ = env.step(torch.zeros(4, 1))
-    angle, (velocity, spin) = env.engine.qpos[:, 1], env.engine.qvel.unbind(1)
+    angle = env.engine.qpos[:, 1]
+    (velocity, spin) = env.engine.qvel.unbind(1)
     assert spin[:2].tolist() == [8.0, -8.0]
     assert 6.5 < spin[2] < 7.5
     assert velocity[3] > 10.0

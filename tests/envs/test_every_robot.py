@@ -23,13 +23,20 @@ def place(model, data, name, position, velocity=(0.0,) * 6):
     data.qvel[joint.dofadr[0] :][:6] = velocity
 
 
-@pytest.mark.parametrize("env_id, joints, most", [
-    ("AllegroHand", range(16), 0.2), ("AllegroKukaRegrasping", range(7, 23), 0.2), ("FrankaCubeStack", range(9), 0.05)
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "env_id, joints, most",
+    [
+        ("AllegroHand", range(16), 0.2),
+        ("AllegroKukaRegrasping", range(7, 23), 0.2),
+        ("FrankaCubeStack", range(9), 0.05),
+    ],
+)
 def test_shapes_do_not_overlap_for_want_of_space(env_id, joints, most):
     """A robot may collide with itself in random poses, but no pair of its bodies does so in nearly all of them."""
     _, model = task_model(env_id)
-    data, rng, counts = mujoco.MjData(model), np.random.default_rng(0), {}
+    data = mujoco.MjData(model)
+    rng = np.random.default_rng(0)
+    counts = {}
     place(model, data, FREE[env_id], (5.0, 5.0, 5.0))
     for _ in range(300):
         data.qpos[joints] = rng.uniform(*model.jnt_range[joints].T)
@@ -58,9 +65,11 @@ def test_a_robot_at_rest_stays_at_rest(env_id, joints):
 @pytest.mark.parametrize("env_id, name", FREE.items())
 def test_a_flying_object_keeps_its_energy(env_id, name):
     _, model = task_model(env_id)
-    data, body = mujoco.MjData(model), model.body(name)
+    data = mujoco.MjData(model)
+    body = model.body(name)
     place(model, data, name, (2.0, 2.0, 3.0), [0.5, 0.0, 2.0, 3.0, 2.0, 1.0])
-    velocity, height = data.qvel[model.joint(name).dofadr[0] :], data.qpos[model.joint(name).qposadr[0] + 2 :]
+    velocity = data.qvel[model.joint(name).dofadr[0] :]
+    height = data.qpos[model.joint(name).qposadr[0] + 2 :]
 
     def energy():
         moving = 0.5 * body.mass[0] * velocity[:3] @ velocity[:3] + 9.81 * body.mass[0] * height[0]
@@ -74,13 +83,18 @@ def test_a_flying_object_keeps_its_energy(env_id, name):
     assert spinning == pytest.approx(before[1], rel=0.05)
 
 
-@pytest.mark.parametrize("env_id, index, name, top", [
-    *[("AllegroKukaRegrasping", i, "object", 0.53) for i in range(4)],
-    ("FrankaCubeStack", 0, "cube_a", 1.025), ("FrankaCubeStack", 0, "cube_b", 1.025),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "env_id, index, name, top",
+    [
+        *[("AllegroKukaRegrasping", i, "object", 0.53) for i in range(4)],
+        ("FrankaCubeStack", 0, "cube_a", 1.025),
+        ("FrankaCubeStack", 0, "cube_b", 1.025),
+    ],
+)
 def test_a_dropped_box_comes_to_rest_on_the_table(env_id, index, name, top):
     model = envs.make(env_id, index + 1).engine.models[index]
-    data, half = mujoco.MjData(model), model.geom(name).size[2]
+    data = mujoco.MjData(model)
+    half = model.geom(name).size[2]
     place(model, data, name, (0.15, 0.1, top + half + 0.05))
     at = model.joint(name).qposadr[0]
     data.qpos[:7] = 0.0  # the arm straight up

@@ -14,7 +14,8 @@ from envs.rotations import conjugate, multiply
 from tests.envs.helpers import data_of, started, touching
 
 TABLE_TOP = 1.025
-OPEN, SHUT = 1.0, -1.0
+OPEN = 1.0
+SHUT = -1.0
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +87,8 @@ def test_nothing_touches_at_the_default_pose(model):
 
 
 def test_fingers_close_and_open_at_their_published_speed(model):
-    data, speeds = start(model), []
+    data = start(model)
+    speeds = []
     for target, reached in ((0.0, 0.002), (0.04, 0.038)):
         data.ctrl[7:] = target
         for _ in range(84):
@@ -105,12 +107,17 @@ def make_controller():
 
 def measured(model, poses):
     """Poses of the links (n, 9, 3 and 4), float32, and MuJoCo's Jacobian (n, 6, 7) and mass matrix (n, 7, 7)."""
-    positions, quaternions, jacobians, masses = [], [], [], []
+    positions = []
+    quaternions = []
+    jacobians = []
+    masses = []
     for pose in poses:
         data = start(model, pose)
         positions.append([data.body(name).xpos.copy() for name in robot.LINK_BODIES])
         quaternions.append([data.body(name).xquat.copy() for name in robot.LINK_BODIES])
-        grip, jacobian, mass = data.body(robot.GRIP_BODY), np.zeros((6, model.nv)), np.zeros((model.nv, model.nv))
+        grip = data.body(robot.GRIP_BODY)
+        jacobian = np.zeros((6, model.nv))
+        mass = np.zeros((model.nv, model.nv))
         hand = grip.xpos - 0.1025 * grip.xmat.reshape(3, 3)[:, 2]
         mujoco.mj_jac(model, data, jacobian[:3], jacobian[3:], hand, grip.id)
         mujoco.mj_fullM(model, data, mass)
@@ -135,7 +142,9 @@ def test_torque_is_the_published_formula(model):
     poses[:, :7] += rng.uniform(-0.25, 0.25, (20, 7))
     poses[0, 6] -= 2.0 * math.pi  # the same pose: the way back is the shorter one
     link_pos, link_quat, jacobian, mass = measured(model, poses)
-    step, velocity, joint_vel = rng.normal(0, 0.01, (20, 6)), rng.normal(0, 0.05, (20, 6)), rng.normal(0, 0.2, (20, 7))
+    step = rng.normal(0, 0.01, (20, 6))
+    velocity = rng.normal(0, 0.05, (20, 6))
+    joint_vel = rng.normal(0, 0.2, (20, 7))
     expected = []
     for q, qd, dx, v, j, m in zip(poses[:, :7], joint_vel, step, velocity, jacobian, mass):
         inverse = np.linalg.inv(m)
@@ -157,8 +166,10 @@ def test_no_torque_drives_a_joint_beyond_its_speed(model):
     """The torque would bring each joint, by the end of the step, to what is asked or to its limit."""
     poses = np.tile(robot.DEFAULT_POSE, (3, 1))
     link_pos, link_quat, jacobian, mass = measured(model, poses)
-    zeros, joint_pos = torch.zeros(3, 6), torch.tensor(poses[:, :7]).float()
-    joint_vel, step = torch.zeros(3, 7), torch.zeros(3, 6)
+    zeros = torch.zeros(3, 6)
+    joint_pos = torch.tensor(poses[:, :7]).float()
+    joint_vel = torch.zeros(3, 7)
+    step = torch.zeros(3, 6)
     step[0, 5] = 0.3  # the hand turns by the last joint, most of all: 45 rad/s^2, 0.75 rad/s within a step
     step[1, 5] = 0.3
     joint_vel[1, 6] = -2.5
@@ -175,7 +186,8 @@ def test_torques_are_limited_and_finite_where_the_arm_is_straight(model):
     pose = np.zeros((1, 9))
     link_pos, link_quat, jacobian, mass = measured(model, pose)
     assert np.linalg.eigvalsh(jacobian[0] @ np.linalg.inv(mass[0]) @ jacobian[0].T)[0] < 1e-3
-    zeros, limits = torch.zeros(1, 7), torch.tensor([[87.0] * 4 + [12.0] * 3])
+    zeros = torch.zeros(1, 7)
+    limits = torch.tensor([[87.0] * 4 + [12.0] * 3])
     for i in range(6):
         torque = make_controller().torque(torch.eye(6)[i : i + 1], zeros[:, :6], zeros, zeros, link_pos, link_quat)
         assert torque.isfinite().all()
@@ -205,8 +217,13 @@ def endless(num_envs, cube_a, cube_b, yaw_a):
     env._begin_episodes = lambda mask: None
     qpos = torch.zeros(num_envs, 23)
     qpos[:, :9] = env.joint_default
-    qpos[:, 9:11], qpos[:, 11], qpos[:, 16:18], qpos[:, 18] = cube_a, TABLE_TOP + 0.025, cube_b, TABLE_TOP + 0.035
-    qpos[:, 12], qpos[:, 15], qpos[:, 19] = (yaw_a / 2).cos(), (yaw_a / 2).sin(), 1.0
+    qpos[:, 9:11] = cube_a
+    qpos[:, 11] = TABLE_TOP + 0.025
+    qpos[:, 16:18] = cube_b
+    qpos[:, 18] = TABLE_TOP + 0.035
+    qpos[:, 12] = (yaw_a / 2).cos()
+    qpos[:, 15] = (yaw_a / 2).sin()
+    qpos[:, 19] = 1.0
     env.engine.set_state(torch.ones(num_envs, dtype=torch.bool), qpos, torch.zeros(num_envs, 21))
     return env
 
@@ -228,7 +245,8 @@ def go(env, position, quaternion, gripper, num_steps):
 @pytest.mark.parametrize("way", [0.1, -0.1])
 def test_the_hand_goes_ten_centimetres_along_each_axis(axis, way):
     env = endless(1, torch.tensor([[0.3, 0.3]]), torch.tensor([[0.3, -0.3]]), torch.zeros(1))
-    before, quaternion = env.engine.body_pos[:, task.GRIP].clone(), env.engine.body_quat[:, task.GRIP].clone()
+    before = env.engine.body_pos[:, task.GRIP].clone()
+    quaternion = env.engine.body_quat[:, task.GRIP].clone()
     goal = before.clone()
     goal[0, axis] += way
     go(env, goal, quaternion, OPEN, 60)
@@ -247,7 +265,8 @@ def deepest_contact(env, index, *bodies):
 def held():
     """Four cubes turned at random, grasped through the task's actions and lifted by 15 cm. Returns also poses."""
     env, yaw = far_apart()
-    cube, down = env.cube()[:, :3].clone(), pointing_down(yaw)
+    cube = env.cube()[:, :3].clone()
+    down = pointing_down(yaw)
     up = torch.tensor([0.0, 0.0, 0.15])
     go(env, cube + up, down, OPEN, 90)
     go(env, cube, down, OPEN, 60)
@@ -294,7 +313,8 @@ def test_a_cube_that_is_carried_to_its_goal_counts():
     """Two centimetres above the table: that is not yet lifted."""
     env = started("FrankaCubePush", 4)
     yaw = 2.0 * torch.atan2(env.cube()[:, 6], env.cube()[:, 3])
-    cube, down = env.cube()[:, :3].clone(), pointing_down(yaw)
+    cube = env.cube()[:, :3].clone()
+    down = pointing_down(yaw)
     go(env, cube + torch.tensor([0.0, 0.0, 0.1]), down, OPEN, 80)
     go(env, cube, down, OPEN, 50)
     go(env, cube, down, SHUT, 20)

@@ -49,32 +49,37 @@ def act(env, action=None):
 
 def push(x, y=0.0, z=TABLE_TOP + 0.025, steps_left=100):
     """push_terms of one cube at x, y from its goal."""
-    cube, goal = torch.tensor([[0.1 + x, -0.2 + y, z]]), torch.tensor([[0.1, -0.2, TABLE_TOP + 0.025]])
+    cube = torch.tensor([[0.1 + x, -0.2 + y, z]])
+    goal = torch.tensor([[0.1, -0.2, TABLE_TOP + 0.025]])
     terms, reached, lost = task.push_terms(cube, goal, torch.tensor([steps_left]))
     return {name: value.item() for name, value in terms.items()}, reached.item(), lost.item()
 
 
-LIFTED, NOT_LIFTED = TABLE_TOP + 0.0901, TABLE_TOP + 0.0899
+LIFTED = TABLE_TOP + 0.0901
+NOT_LIFTED = TABLE_TOP + 0.0899
 
 
-@pytest.mark.parametrize("state, expected, reached, lost", [
-    # near: 2 (1 - tanh(10 d)), d = 0.1, 0.05, 0.3 m in the plane, wherever it is
-    (dict(x=0.1), dict(near=0.476812), False, False),
-    (dict(x=0.03, y=0.04), dict(near=1.075766), False, False),
-    (dict(x=0.0, y=-0.3), dict(near=0.009890), False, False),
-    (dict(x=0.1, z=0.025), dict(near=0.476812), False, False),
-    # reached, within 5 mm: 4 per step that is left
-    (dict(x=0.003, y=0.0039, steps_left=300), dict(reached=1200.0), True, False),
-    (dict(x=0.003, y=0.0039, steps_left=17), dict(reached=68.0), True, False),
-    (dict(x=0.003, y=0.0039, steps_left=1), dict(reached=4.0), True, False),
-    (dict(x=0.003, y=0.0041), dict(near=2.0 - 2.0 * math.tanh(0.050804)), False, False),
-    # lost when it is lifted, or when time runs out: 5 (tanh(10 d) - 1)
-    (dict(x=0.1, z=LIFTED), dict(failed=5.0 * (0.238406 - 1.0)), False, True),
-    (dict(x=0.1, z=NOT_LIFTED), dict(near=0.476812), False, False),
-    (dict(x=0.0, z=LIFTED), dict(reached=400.0), True, True),  # both: it counts
-    (dict(x=0.1, steps_left=1), dict(failed=-3.80797), False, False),
-    (dict(x=0.1, steps_left=2), dict(near=0.476812), False, False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "state, expected, reached, lost",
+    [
+        # near: 2 (1 - tanh(10 d)), d = 0.1, 0.05, 0.3 m in the plane, wherever it is
+        (dict(x=0.1), dict(near=0.476812), False, False),
+        (dict(x=0.03, y=0.04), dict(near=1.075766), False, False),
+        (dict(x=0.0, y=-0.3), dict(near=0.009890), False, False),
+        (dict(x=0.1, z=0.025), dict(near=0.476812), False, False),
+        # reached, within 5 mm: 4 per step that is left
+        (dict(x=0.003, y=0.0039, steps_left=300), dict(reached=1200.0), True, False),
+        (dict(x=0.003, y=0.0039, steps_left=17), dict(reached=68.0), True, False),
+        (dict(x=0.003, y=0.0039, steps_left=1), dict(reached=4.0), True, False),
+        (dict(x=0.003, y=0.0041), dict(near=2.0 - 2.0 * math.tanh(0.050804)), False, False),
+        # lost when it is lifted, or when time runs out: 5 (tanh(10 d) - 1)
+        (dict(x=0.1, z=LIFTED), dict(failed=5.0 * (0.238406 - 1.0)), False, True),
+        (dict(x=0.1, z=NOT_LIFTED), dict(near=0.476812), False, False),
+        (dict(x=0.0, z=LIFTED), dict(reached=400.0), True, True),  # both: it counts
+        (dict(x=0.1, steps_left=1), dict(failed=-3.80797), False, False),
+        (dict(x=0.1, steps_left=2), dict(near=0.476812), False, False),
+    ],
+)
 def test_push_terms(state, expected, reached, lost):
     terms, *ends = push(**state)
     assert ends == [reached, lost]
@@ -104,24 +109,33 @@ def test_push_episode(make_still):
 def stack(cube, base=(0.0, 0.0, TABLE_TOP + 0.035), grip=(1.0, 0.0, 0.0), tips=None):
     """stack_terms of one cube; grip site and tips given from the cube's centre."""
     tips = [grip, grip] if tips is None else tips
-    cube, base = torch.tensor([cube]), torch.tensor([base])
+    cube = torch.tensor([cube])
+    base = torch.tensor([base])
     terms, stacked = task.stack_terms(cube, base, cube[:, None] + torch.tensor([[grip, *tips]]))
     return {name: value.item() for name, value in terms.items()}, stacked.item()
 
 
-@pytest.mark.parametrize("cube, hand, expected", [
-    # reach: 0.1 (1 - tanh(10 d)), d the mean distance of grip site and tips: 0.1 m, and (0.1 + 0.05 + 0.15) / 3
-    ((0.3, 0.0, 0.025), dict(grip=(0.1, 0.0, 0.0)), dict(reach=0.0238406, lift=0.0, align=0.0)),
-    ((0.3, 0.0, 0.025), dict(grip=(0.06, 0.0, 0.08), tips=[(0.0, 0.05, 0.0), (0.0, 0.0, -0.15)]),
-     dict(reach=0.0238406, lift=0.0, align=0.0)),
-    # lift: 9 cm above the table
-    ((0.3, 0.0, 0.0901), {}, dict(lift=1.5)), ((0.3, 0.0, 0.0899), {}, dict(lift=0.0)),
-    # align: near the top of the other cube, once lifted; 5 cm away in the plane, 10 cm too high, not lifted
-    ((0.03, 0.04, 0.095), dict(grip=(0.0, 0.0, 0.0)), dict(align=2.0 * 0.537883, reach=0.1, lift=1.5)),
-    ((0.0, 0.0, 0.195), {}, dict(align=0.476812)), ((0.1, 0.0, 0.05), {}, dict(align=0.0)),
-    # reach pays as much as the alignment of a cube let go
-    ((0.03, 0.04, 0.095), dict(grip=(1.0, 0.0, 0.0)), dict(reach=0.1 * 0.537883)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "cube, hand, expected",
+    [
+        # reach: 0.1 (1 - tanh(10 d)), d the mean distance of grip site and tips: 0.1 m, and (0.1 + 0.05 + 0.15) / 3
+        ((0.3, 0.0, 0.025), dict(grip=(0.1, 0.0, 0.0)), dict(reach=0.0238406, lift=0.0, align=0.0)),
+        (
+            (0.3, 0.0, 0.025),
+            dict(grip=(0.06, 0.0, 0.08), tips=[(0.0, 0.05, 0.0), (0.0, 0.0, -0.15)]),
+            dict(reach=0.0238406, lift=0.0, align=0.0),
+        ),
+        # lift: 9 cm above the table
+        ((0.3, 0.0, 0.0901), {}, dict(lift=1.5)),
+        ((0.3, 0.0, 0.0899), {}, dict(lift=0.0)),
+        # align: near the top of the other cube, once lifted; 5 cm away in the plane, 10 cm too high, not lifted
+        ((0.03, 0.04, 0.095), dict(grip=(0.0, 0.0, 0.0)), dict(align=2.0 * 0.537883, reach=0.1, lift=1.5)),
+        ((0.0, 0.0, 0.195), {}, dict(align=0.476812)),
+        ((0.1, 0.0, 0.05), {}, dict(align=0.0)),
+        # reach pays as much as the alignment of a cube let go
+        ((0.03, 0.04, 0.095), dict(grip=(1.0, 0.0, 0.0)), dict(reach=0.1 * 0.537883)),
+    ],
+)
 def test_stack_terms(cube, hand, expected):
     terms, stacked = stack((cube[0], cube[1], TABLE_TOP + cube[2]), **hand)
     assert {name: terms[name] for name in expected} == pytest.approx(expected, abs=1e-5)
@@ -129,12 +143,19 @@ def test_stack_terms(cube, hand, expected):
     assert terms["stacked"] == 0.0
 
 
-@pytest.mark.parametrize("cube, grip, stacked", [
-    ((0.0, 0.0, 0.095), 0.041, True), ((0.0, 0.0, 0.095), 0.039, False),  # let go
-    ((0.012, 0.0159, 0.095), 0.1, True), ((0.012, 0.0161, 0.095), 0.1, False),  # 2 cm in the plane
-    ((0.0, 0.0, 0.1149), 0.1, True), ((0.0, 0.0, 0.1151), 0.1, False),  # 2 cm in height
-    ((0.0, 0.0, 0.0751), 0.1, True), ((0.0, 0.0, 0.0749), 0.1, False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "cube, grip, stacked",
+    [
+        ((0.0, 0.0, 0.095), 0.041, True),
+        ((0.0, 0.0, 0.095), 0.039, False),  # let go
+        ((0.012, 0.0159, 0.095), 0.1, True),
+        ((0.012, 0.0161, 0.095), 0.1, False),  # 2 cm in the plane
+        ((0.0, 0.0, 0.1149), 0.1, True),
+        ((0.0, 0.0, 0.1151), 0.1, False),  # 2 cm in height
+        ((0.0, 0.0, 0.0751), 0.1, True),
+        ((0.0, 0.0, 0.0749), 0.1, False),
+    ],
+)
 def test_stacked_is_on_top_and_let_go(cube, grip, stacked):
     terms, result = stack((cube[0], cube[1], TABLE_TOP + cube[2]), grip=(grip, 0.0, 0.0))
     assert result == stacked
@@ -192,7 +213,9 @@ def test_an_action_is_an_acceleration_of_the_hand(make_still):
 @both
 def test_reset_distribution(make_still, env_id):
     env = make_still(env_id, 4000)
-    stack, joints, velocity = env_id == "FrankaCubeStack", env.engine.qpos[:, :9], env.engine.qvel
+    stack = env_id == "FrankaCubeStack"
+    joints = env.engine.qpos[:, :9]
+    velocity = env.engine.qvel
     default = torch.tensor(robot.DEFAULT_POSE).float()
     offset = (joints - default)[:, :7]
     assert offset.abs().max() <= 0.25 + 1e-6
@@ -201,14 +224,16 @@ def test_reset_distribution(make_still, env_id):
     assert offset.std(0).tolist() == pytest.approx([0.25 / math.sqrt(3.0)] * 7, abs=0.005)
     assert torch.equal(joints[:, 7:], torch.full((4000, 2), 0.035))
     assert (velocity == 0).all()
-    cube, target = env.cube(), env.target()
+    cube = env.cube()
+    target = env.target()
     assert velocity.shape == (4000, 21 if stack else 15)
     for position, half in ((cube[:, :3], 0.025), (target, 0.035 if stack else 0.025)):  # cube B not in the table
         assert torch.allclose(position[:, 2], torch.tensor(TABLE_TOP + half))
         assert position[:, :2].abs().max() <= 0.25
         assert (position[:, :2].abs().amax(0) > 0.245).all()
     assert target[:, :2].std(0).tolist() == pytest.approx([0.25 / math.sqrt(3.0)] * 2, abs=0.005)
-    distance, least = (cube[:, :2] - target[:, :2]).norm(dim=1), 0.1697 if stack else 0.1414
+    distance = (cube[:, :2] - target[:, :2]).norm(dim=1)
+    least = 0.1697 if stack else 0.1414
     assert (distance < least).sum() <= 3
     assert distance.min() < least + 0.01
     for quaternion in [cube[:, 3:]] + [env.engine.qpos[:, 19:]] * stack:
@@ -231,7 +256,8 @@ def test_observation_layout(env_id):
         obs, *_ = env.step(action)
     for i in range(2):
         _, data = data_of(env, i)
-        cube, grip = data.body("cube_a"), data.body("panda_grip_site")
+        cube = data.body("cube_a")
+        grip = data.body("panda_grip_site")
         target = data.body("cube_b").xpos if env_id == "FrankaCubeStack" else env.goal[i].numpy()
         expected = [*cube.xquat[[1, 2, 3, 0]], *cube.xpos, *(target - cube.xpos)]
         expected += [*grip.xpos, *grip.xquat[[1, 2, 3, 0]], *data.qpos[7:9]]

@@ -37,10 +37,17 @@ def test_hand_and_fingers_move_and_stop_at_their_limits():
     assert env.hand[0, 0].item() == pytest.approx(-1.2)
 
 
-@pytest.mark.parametrize("distance, errors, held", [
-    (0.19, (0.0, 0.0, 0.0), True), (0.21, (0.0, 0.0, 0.0), False), (0.0, (-0.39, 0.39, 0.39), True),
-    (0.0, (-0.41, 0.0, 0.0), False), (0.0, (0.0, 0.41, 0.0), False), (0.0, (0.0, 0.0, 0.41), False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "distance, errors, held",
+    [
+        (0.19, (0.0, 0.0, 0.0), True),
+        (0.21, (0.0, 0.0, 0.0), False),
+        (0.0, (-0.39, 0.39, 0.39), True),
+        (0.0, (-0.41, 0.0, 0.0), False),
+        (0.0, (0.0, 0.41, 0.0), False),
+        (0.0, (0.0, 0.0, 0.41), False),
+    ],
+)
 def test_an_object_is_held_by_a_near_hand_with_every_finger_in_its_range(distance, errors, held):
     env = placed(hand=(distance, 0.0, 0.5), fingers=[q + error for q, error in zip(POSTURE, errors)])
     obs = env.step(STILL)[0]
@@ -95,7 +102,8 @@ def test_progress_to_the_goal_pays_double_from_the_lift_on():
     env = placed(goal=(0.0, 1.0, 0.5), lifted=True)
     towards = torch.tensor([[0.0, 1.0, 0.0, 0.0, 0.0, 0.0]])
     paid = [reward(env, action) for action in (towards, towards, -towards, towards, towards)]
-    step, cost = 0.3 * 2.0 * 0.08, 0.3 * 0.0005
+    step = 0.3 * 2.0 * 0.08
+    cost = 0.3 * 0.0005
     assert paid == pytest.approx([-cost, step - cost, -cost, -cost, step - cost], abs=1e-6)
 
 
@@ -136,9 +144,12 @@ def test_starts():
     env = envs.make("Grasp", 4_000, "cpu", 1)
     env.reset()
     for values, low, high in (
-        (env.hand[:, :2], -0.5, 0.5), (env.fingers, -0.2, 0.2), (env.object[:, :2], -0.6, 0.6),
-        (env.goal[:, :2], -1.0, 1.0), (env.goal[:, 2:], 0.4, 1.0),
-    ):  # fmt: skip
+        (env.hand[:, :2], -0.5, 0.5),
+        (env.fingers, -0.2, 0.2),
+        (env.object[:, :2], -0.6, 0.6),
+        (env.goal[:, :2], -1.0, 1.0),
+        (env.goal[:, 2:], 0.4, 1.0),
+    ):
         span = high - low
         assert values.min() >= low
         assert values.max() <= high

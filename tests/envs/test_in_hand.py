@@ -11,12 +11,13 @@ import envs
 from envs.models import allegro_hand as robot
 from envs.rotations import multiply
 from envs.tasks import in_hand as task
-from tests.envs.helpers import StillEngine, data_of, random_actions, simulate, started, turn
+from tests.envs.helpers import StillEngine, data_of, motion, random_actions, simulate, started, turn
 
 START = np.clip(np.zeros(16), robot.JOINT_LOWER, robot.JOINT_UPPER)
 # Joint targets (rad) that hold the cube, found by random search.
 SHUT = [0.04, 0.58, 0.8, 0.78, 0.0, 1.11, 0.92, 1.18, -0.31, 1.29, 0.86, 0.63, 0.91, 0.98, 0.6, 0.6]
-LOWER, UPPER = torch.tensor(robot.JOINT_LOWER).float(), torch.tensor(robot.JOINT_UPPER).float()
+LOWER = torch.tensor(robot.JOINT_LOWER).float()
+UPPER = torch.tensor(robot.JOINT_UPPER).float()
 
 
 # -------------------------------------------------------------------- the hand
@@ -69,7 +70,8 @@ def test_fingers_pressed_against_each_other_do_not_jitter(model):
     simulate(model, data, 2.0)
     assert data.ncon >= 2
     assert min(data.contact.dist) > -0.002
-    before, speeds = data.qpos[:16].copy(), []
+    before = data.qpos[:16].copy()
+    speeds = []
     for _ in range(45):
         mujoco.mj_step(model, data)
         speeds.append(np.abs(data.qvel[:16]).max())
@@ -113,7 +115,8 @@ def test_a_grasped_cube_stays_when_the_hand_is_turned_over(model):
 
 
 def test_a_cube_that_starts_inside_the_fingers_is_not_shot_off(model):
-    rng, deepest = np.random.default_rng(0), 0.0
+    rng = np.random.default_rng(0)
+    deepest = 0.0
     for _ in range(60):
         first, second = rng.uniform(-math.pi, math.pi, 2)
         quaternion = np.zeros(4)
@@ -157,13 +160,19 @@ def terms(distance=0.05, rotation=1.0, action=(0.0,) * 16):
     return {name: value.item() for name, value in values.items()}
 
 
-@pytest.mark.parametrize("changes, name, expected", [
-    (dict(distance=0.05), "distance", -0.5),
-    (dict(rotation=0.0), "rotation", 10.0), (dict(rotation=0.1), "rotation", 5.0),
-    (dict(rotation=1.9), "rotation", 0.5), (dict(rotation=math.pi), "rotation", 0.308489),
-    (dict(action=[1.0, -0.5] + [0.0] * 14), "action", -0.00025),
-    (dict(rotation=0.0999), "success", 250.0), (dict(rotation=0.1001), "success", 0.0),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "changes, name, expected",
+    [
+        (dict(distance=0.05), "distance", -0.5),
+        (dict(rotation=0.0), "rotation", 10.0),
+        (dict(rotation=0.1), "rotation", 5.0),
+        (dict(rotation=1.9), "rotation", 0.5),
+        (dict(rotation=math.pi), "rotation", 0.308489),
+        (dict(action=[1.0, -0.5] + [0.0] * 14), "action", -0.00025),
+        (dict(rotation=0.0999), "success", 250.0),
+        (dict(rotation=0.1001), "success", 0.0),
+    ],
+)
 def test_reward_terms(changes, name, expected):
     assert terms(**changes)[name] == pytest.approx(expected, abs=1e-5)
 
@@ -191,7 +200,8 @@ def test_a_success_brings_the_next_goal_at_once_and_leaves_all_else(make_still):
     env = make_still(2)
     put_cube(env, 0, off_goal=0.05)
     put_cube(env, 1, off_goal=0.3)
-    goal, qpos = env.goal.clone(), env.engine.qpos.clone()
+    goal = env.goal.clone()
+    qpos = env.engine.qpos.clone()
     obs, _, terminated, truncated, info = act(env)
     assert env.successes.tolist() == [1.0, 0.0]
     assert not (terminated | truncated).any()
@@ -247,12 +257,13 @@ def test_actions_are_absolute_targets(make_still):
 # -------------------------------------------------------------------- resets
 
 
-@pytest.mark.parametrize("env_class, start", [
-    (task.AllegroHand, [0.0, -0.2, 0.56]), (task.ShadowHand, [0.0, -0.39, 0.6])
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "env_class, start", [(task.AllegroHand, [0.0, -0.2, 0.56]), (task.ShadowHand, [0.0, -0.39, 0.6])]
+)
 def test_reset_distribution(make_still, env_class, start):
     env = make_still(4000, env_class)
-    joints, count = env.engine.qpos[:, : env.num_joints], env.num_joints
+    joints = env.engine.qpos[:, : env.num_joints]
+    count = env.num_joints
     low, high = ((0.2 * limit).clamp(env.lower, env.upper) for limit in (env.lower, env.upper))
     assert (joints >= low - 1e-6).all()
     assert (joints <= high + 1e-6).all()
@@ -281,29 +292,36 @@ def test_observation_layout(env_id):
         obs = env.step(action)[0].double().numpy()
     for i in range(2):
         model, data = data_of(env, i)
-        joints, lower, upper = data.qpos[: env.num_joints], env.lower.numpy(), env.upper.numpy()
-        cube, goal, relative = data.body("cube"), env.goal[i].double().numpy(), np.zeros(4)
+        joints = data.qpos[: env.num_joints]
+        lower = env.lower.numpy()
+        upper = env.upper.numpy()
+        cube = data.body("cube")
+        goal = env.goal[i].double().numpy()
+        relative = np.zeros(4)
         mujoco.mju_mulQuat(relative, cube.xquat, goal * [1, -1, -1, -1])
 
-        def motion(name):
-            velocity, body = np.zeros(6), data.body(name)
-            mujoco.mj_objectVelocity(model, data, mujoco.mjtObj.mjOBJ_XBODY, body.id, velocity, 0)
-            return [*body.xpos, *body.xquat[[1, 2, 3, 0]], *velocity[3:], *velocity[:3]]
-
         expected = [
-            *(2 * (joints - lower) / (upper - lower) - 1), *(0.2 * data.qvel[: env.num_joints]),
-            *(10.0 * env.joint_force()[i]), *motion("cube")[:10], *(0.2 * np.array(motion("cube")[10:])),
-            *env.cube_start[:2], env.cube_start[2] - 0.04, *np.roll(goal, -1), *np.roll(relative, -1),
-            *[x for name in env.fingertip_bodies for x in motion(name)],
-            *(10.0 * env.engine.sensors[i, 2 * env.num_joints :]), *action[i],
-        ]  # fmt: skip
+            *(2 * (joints - lower) / (upper - lower) - 1),
+            *(0.2 * data.qvel[: env.num_joints]),
+            *(10.0 * env.joint_force()[i]),
+            *motion(model, data, "cube")[:10],
+            *(0.2 * np.array(motion(model, data, "cube")[10:])),
+            *env.cube_start[:2],
+            env.cube_start[2] - 0.04,
+            *np.roll(goal, -1),
+            *np.roll(relative, -1),
+            *[x for name in env.fingertip_bodies for x in motion(model, data, name)],
+            *(10.0 * env.engine.sensors[i, 2 * env.num_joints :]),
+            *action[i],
+        ]
         assert obs[i] == pytest.approx(np.clip(np.array(expected, float), -5, 5), abs=3e-4)
 
 
 def test_joint_forces_are_zeros_unless_switched_on(make_still, monkeypatch):
     """The hand of the original reads sensors that it never enables; ShadowHand's are on."""
     env = make_still(2)
-    env.engine.sensors[:, :16], env.engine.sensors[:, 16:] = 0.2, 0.0
+    env.engine.sensors[:, :16] = 0.2
+    env.engine.sensors[:, 16:] = 0.0
     assert torch.equal(env.observe()[:, 32:48], torch.zeros(2, 16))
     monkeypatch.setattr(task.AllegroHand, "joint_force_sensors", True)
     assert (env.observe()[:, 32:48] != 0.0).all()

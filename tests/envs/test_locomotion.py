@@ -27,7 +27,8 @@ def models():
 def data_at(model, pose, height=0.0):
     """Data with the joints in `pose` and the torso's origin at (0, 0, height)."""
     data = mujoco.MjData(model)
-    data.qpos[2], data.qpos[7:] = height, pose
+    data.qpos[2] = height
+    data.qpos[7:] = pose
     mujoco.mj_forward(model, data)
     return data
 
@@ -57,7 +58,9 @@ def test_ant_numbers(models):
         assert sorted(model.body(name).inertia, reverse=True) == pytest.approx(inertia, rel=1e-5)
     names = ["hip_1", "ankle_1", "hip_2", "ankle_2", "hip_3", "ankle_3", "hip_4", "ankle_4"]
     assert [model.joint(i).name for i in range(1, 9)] == names == ant.JOINT_NAMES
-    hip, bent, mirrored = (-0.698132, 0.698132), (0.523599, 1.745329), (-1.745329, -0.523599)
+    hip = (-0.698132, 0.698132)
+    bent = (0.523599, 1.745329)
+    mirrored = (-1.745329, -0.523599)
     assert np.allclose(model.jnt_range[1:], [hip, bent, hip, mirrored, hip, mirrored, hip, bent], atol=1e-6)
     assert (model.actuator_gear[:, 0] == 15.0).all()
     assert (model.geom_friction[1:, 0] == 1.5).all()
@@ -81,9 +84,12 @@ def test_humanoid_numbers(models):
     gears = [67.5] * 3 + [45, 45, 135, 90, 22.5, 22.5] * 2 + [67.5, 67.5, 45] * 2
     assert model.actuator_gear[:, 0].tolist() == gears == humanoid.GEAR
     for name, low, high in (
-        ("abdomen_y", -1.309, 0.5236), ("right_hip_x", -0.7854, 0.2618), ("left_knee", -2.7925, 0.034907),
-        ("right_ankle_x", -0.87266, 0.87266), ("left_shoulder2", -1.5708, 1.2217),
-    ):  # fmt: skip
+        ("abdomen_y", -1.309, 0.5236),
+        ("right_hip_x", -0.7854, 0.2618),
+        ("left_knee", -2.7925, 0.034907),
+        ("right_ankle_x", -0.87266, 0.87266),
+        ("left_shoulder2", -1.5708, 1.2217),
+    ):
         assert np.allclose(model.joint(name).range, (low, high), atol=1e-4)
 
 
@@ -116,7 +122,8 @@ def test_forward_kinematics(models, env_id, pose, positions):
 def test_self_collision_of_the_humanoid_alone(models):
     for env_id, touches in (("Ant", False), ("Humanoid", True)):
         model = models[env_id]
-        rng, touched = np.random.default_rng(0), 0
+        rng = np.random.default_rng(0)
+        touched = 0
         for _ in range(200):
             data = data_at(model, rng.uniform(model.jnt_range[1:, 0], model.jnt_range[1:, 1]), height=5.0)
             touched += data.ncon > 0
@@ -145,7 +152,8 @@ def test_the_humanoid_stands_when_its_motors_hold_the_joints():
         soft = dict(ankle=400.0, shoulder=100.0, elbow=50.0, hip_x=500.0, hip_z=500.0)  # N m / rad
         stiffness = next((value for part, value in soft.items() if part in motor.name), 1000.0)
         motor.set_to_position(kp=stiffness, kv=0.1 * stiffness)
-        motor.gear[0], motor.forcerange = 1.0, (-torque, torque)
+        motor.gear[0] = 1.0
+        motor.forcerange = (-torque, torque)
     model = spec.compile()
     data = data_at(model, humanoid.DEFAULT_POSE, 1.285)
     for _ in range(2):
@@ -242,12 +250,19 @@ def test_progress_is_as_precise_far_away(make_still, env_id):
     assert (env.step(torch.zeros(1, env.num_actions))[1] - base).item() == pytest.approx(5.0, abs=2e-3)
 
 
-@pytest.mark.parametrize("env_id, action, velocity, costs", [
-    ("Ant", {0: 1.0, 1: -0.5, 7: 0.2}, {0: 10.0, 1: 4.0, 2: 9.0, 7: -5.0}, (0.005, 0.05 * (2.0 + 0.4 + 0.2))),
-    # abdomen_z, right_hip_y, right_knee; the energy of a joint is weighted by its gear
-    ("Humanoid", {0: 1.0, 5: -0.5, 6: 0.2}, {0: 10.0, 5: 4.0, 6: -5.0, 7: 9.0},
-     (0.01, 0.05 * (1.0 * 0.5 + 0.2 * 1.0 + 0.1 * 90 / 135))),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "env_id, action, velocity, costs",
+    [
+        ("Ant", {0: 1.0, 1: -0.5, 7: 0.2}, {0: 10.0, 1: 4.0, 2: 9.0, 7: -5.0}, (0.005, 0.05 * (2.0 + 0.4 + 0.2))),
+        # abdomen_z, right_hip_y, right_knee; the energy of a joint is weighted by its gear
+        (
+            "Humanoid",
+            {0: 1.0, 5: -0.5, 6: 0.2},
+            {0: 10.0, 5: 4.0, 6: -5.0, 7: 9.0},
+            (0.01, 0.05 * (1.0 * 0.5 + 0.2 * 1.0 + 0.1 * 90 / 135)),
+        ),
+    ],
+)
 def test_effort_costs(make_still, env_id, action, velocity, costs):
     env = make_still(env_id)
     env.action = torch.zeros(1, env.num_actions)
@@ -262,18 +277,24 @@ def test_effort_costs(make_still, env_id, action, velocity, costs):
 
 def put_normalised(env, joints):
     """Joints of the first environment, -1 and 1 being their limits."""
-    middle, half = (env.joint_upper + env.joint_lower) / 2, (env.joint_upper - env.joint_lower) / 2
+    middle = (env.joint_upper + env.joint_lower) / 2
+    half = (env.joint_upper - env.joint_lower) / 2
     env.engine.qpos[0, 7:] = middle
     for joint, value in joints.items():
         env.engine.qpos[0, 7 + joint] = middle[joint] + value * half[joint]
 
 
-@pytest.mark.parametrize("env_id, joints, cost", [
-    ("Ant", {0: 0.992, 3: 1.01, 5: 0.985}, 0.2), ("Ant", {2: -1.05}, 0.0),  # at the upper side alone
-    # right_hip_y (gear 135); right_knee (90), half as deep; abdomen_z (67.5), twice as deep
-    ("Humanoid", {5: 1.0, 6: -0.99}, 0.25 * (1.0 + 0.5 * 90 / 135)), ("Humanoid", {0: -1.02}, 0.25 * 2.0 * 0.5),
-    ("Humanoid", {0: 0.979}, 0.0),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "env_id, joints, cost",
+    [
+        ("Ant", {0: 0.992, 3: 1.01, 5: 0.985}, 0.2),
+        ("Ant", {2: -1.05}, 0.0),  # at the upper side alone
+        # right_hip_y (gear 135); right_knee (90), half as deep; abdomen_z (67.5), twice as deep
+        ("Humanoid", {5: 1.0, 6: -0.99}, 0.25 * (1.0 + 0.5 * 90 / 135)),
+        ("Humanoid", {0: -1.02}, 0.25 * 2.0 * 0.5),
+        ("Humanoid", {0: 0.979}, 0.0),
+    ],
+)
 def test_limits_cost(make_still, env_id, joints, cost):
     env = make_still(env_id)
     put_normalised(env, joints)
@@ -320,7 +341,8 @@ def test_falling_ends_the_episode_and_replaces_the_reward(make_still, env_id, ab
 @BOTH
 def test_observation_layout(make_still, env_id):
     env = make_still(env_id)
-    joints, shift = env.num_actions, 0 if env_id == "Ant" else 21
+    joints = env.num_actions
+    shift = 0 if env_id == "Ant" else 21
     spin, speed, wrench = {"Ant": (1.0, 0.2, 0.1), "Humanoid": (0.25, 0.1, 0.01)}[env_id]
     env.engine.qpos[0, :3] = torch.tensor([999.0, 1.0, 1.2])
     env.engine.qpos[0, 3:7] = torch.tensor(turn(0.5, 2))
@@ -331,7 +353,8 @@ def test_observation_layout(make_still, env_id):
     env.action = torch.linspace(-1, 1, joints)[None]
     obs = env.observe()[0].tolist()
     assert len(obs) == env.num_obs == {"Ant": 60, "Humanoid": 108}[env_id]
-    cos, sin = math.cos(0.5), math.sin(0.5)
+    cos = math.cos(0.5)
+    sin = math.sin(0.5)
     assert obs[0] == pytest.approx(1.2)
     assert obs[1:4] == pytest.approx([2.0 * cos + sin, -2.0 * sin + cos, -3.0], abs=1e-5)
     assert obs[4:7] == pytest.approx([0.4 * spin, -0.8 * spin, 1.2 * spin])
@@ -349,12 +372,15 @@ def test_observation_layout(make_still, env_id):
 def test_humanoid_joint_forces_are_motor_and_limit(make_still):
     env = make_still("Humanoid")
     env.action = torch.zeros(1, 21)
-    env.action[0, 5], env.action[0, 6] = -1.0, 0.5
+    env.action[0, 5] = -1.0
+    env.action[0, 6] = 0.5
     put_normalised(env, {5: -1.01, 20: 1.02})  # right_hip_y, left_elbow
     env.engine.sensors[0, [17, 32]] = torch.tensor([100.0, 7.0])
     obs = env.observe()[0]
     expected = torch.zeros(21)
-    expected[5], expected[6], expected[20] = 0.01 * (100.0 - 135.0), 0.45, -0.07
+    expected[5] = 0.01 * (100.0 - 135.0)
+    expected[6] = 0.45
+    expected[20] = -0.07
     torch.testing.assert_close(obs[54:75], expected)
 
 
@@ -378,11 +404,15 @@ def test_reset_distribution(make_still, env_id):
     env.distance.fill_(995.0)
     obs = env.reset()
     assert (env.distance == 1000.0).all()
-    qpos, qvel = env.engine.qpos, env.engine.qvel
+    qpos = env.engine.qpos
+    qvel = env.engine.qvel
     height = {"Ant": 0.44, "Humanoid": 1.34}[env_id]
     assert torch.equal(qpos[:, :7], torch.tensor([0, 0, height, 1, 0, 0, 0]).expand(4000, 7))
-    default, lower, upper = env.joint_default, env.joint_lower, env.joint_upper
-    low, high = torch.maximum(default - 0.2, lower), torch.minimum(default + 0.2, upper)
+    default = env.joint_default
+    lower = env.joint_lower
+    upper = env.joint_upper
+    low = torch.maximum(default - 0.2, lower)
+    high = torch.minimum(default + 0.2, upper)
     joints = qpos[:, 7:]
     assert (joints >= low).all()
     assert (joints <= high).all()

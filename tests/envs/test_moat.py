@@ -77,8 +77,10 @@ def staggered(env_id, num_envs):
 @pytest.mark.parametrize("env_id", [env_id for env_id in ENV_IDS if not env_id.endswith("HeldStarts")])
 def test_staggering_changes_nothing_but_the_clock(env_id):
     env, _ = staggered(env_id, 4)
-    state, in_phase = env.state_dict(), started(env_id, 4).state_dict()
-    clock, shortened = state.pop("episode_step"), state.pop("shortened")
+    state = env.state_dict()
+    in_phase = started(env_id, 4).state_dict()
+    clock = state.pop("episode_step")
+    shortened = state.pop("shortened")
     assert clock.tolist() == [int(share * env.max_episode_steps) for share in (0.0, 0.618034, 0.236068, 0.854102)]
     assert shortened.tolist() == [False, True, True, True]
     assert not in_phase.pop("episode_step").any()
@@ -95,7 +97,9 @@ def test_without_a_time_limit_no_first_episode_is_shortened(monkeypatch):
 
 def test_shortened_episodes_end_and_do_not_count():
     env, obs = staggered("Moat", 96)
-    clock, lengths, counted = env.episode_step.clone(), [[] for _ in range(96)], [[] for _ in range(96)]
+    clock = env.episode_step.clone()
+    lengths = [[] for _ in range(96)]
+    counted = [[] for _ in range(96)]
     assert torch.equal(obs[:, 8], 2.0 * clock / 128 - 1.0)
     for _ in range(3 * 128):
         _, _, terminated, truncated, info = env.step(torch.zeros(96, 4))

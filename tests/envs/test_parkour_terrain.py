@@ -55,7 +55,10 @@ def test_what_all_tiles_have(kind, level):
 @at_levels
 def test_hurdles(level):
     d = level / 9
-    heights, spacings, half_widths, offsets = [], [], [], []
+    heights = []
+    spacings = []
+    half_widths = []
+    offsets = []
     for tile in tiles("hurdle", level):
         box = metres(tile.obstacles)
         middle = box[:, :2].mean(1)
@@ -85,7 +88,8 @@ def test_flat_goals():
 @at_levels
 def test_steps(level):
     height = 0.1 + 0.35 * level / 9
-    lengths, half_widths = [], []
+    lengths = []
+    half_widths = []
     for tile in tiles("step", level):
         box = metres(tile.obstacles)
         assert np.allclose(box[:, 5], np.array([1, 2, 3, 3, 2, 1]) * height)
@@ -103,7 +107,9 @@ def test_steps(level):
 @at_levels
 def test_gaps(level):
     gap = 0.1 + 0.7 * level / 9
-    strips, half_widths, depths = [], [], []
+    strips = []
+    half_widths = []
+    depths = []
     for tile in tiles("gap", level):
         box = metres(tile.obstacles)
         begin, end, depth = tile.pit
@@ -125,7 +131,10 @@ def test_gaps(level):
 @at_levels
 def test_stones(level):
     d = level / 9
-    lengths, spacings, sides, depths = [], [], [], []
+    lengths = []
+    spacings = []
+    sides = []
+    depths = []
     for tile in tiles("stones", level):
         box = metres(tile.obstacles)
         length = box[:, 1] - box[:, 0]

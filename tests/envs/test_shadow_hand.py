@@ -13,15 +13,26 @@ from tests.envs.helpers import simulate, started
 
 # World positions (m) with all joints at zero and the base at (0, 0, 0.5), from the published robot description.
 POSITIONS = {
-    "forearm": (0, 0, 0.49), "wrist": (0, -0.256, 0.49), "palm": (0, -0.29, 0.49),
-    "ffdistal": (-0.033, -0.455, 0.49), "mfdistal": (-0.011, -0.459, 0.49), "rfdistal": (0.011, -0.455, 0.49),
-    "lfdistal": (0.034, -0.448, 0.49), "thdistal": (-0.083478, -0.368517, 0.498999),
-}  # fmt: skip
+    "forearm": (0, 0, 0.49),
+    "wrist": (0, -0.256, 0.49),
+    "palm": (0, -0.29, 0.49),
+    "ffdistal": (-0.033, -0.455, 0.49),
+    "mfdistal": (-0.011, -0.459, 0.49),
+    "rfdistal": (0.011, -0.455, 0.49),
+    "lfdistal": (0.034, -0.448, 0.49),
+    "thdistal": (-0.083478, -0.368517, 0.498999),
+}
 THUMB_TIP_QUAT = (0.270469, -0.270467, -0.653336, 0.653334)  # of thdistal, wxyz
 LIMITS = {
-    "WRJ1": (-0.489, 0.14), "WRJ0": (-0.698, 0.489), "LFJ4": (0, 0.785), "THJ4": (-1.047, 1.047), "THJ3": (0, 1.222),
-    "THJ2": (-0.209, 0.209), "THJ1": (-0.524, 0.524), "THJ0": (-1.571, 0),
-}  # fmt: skip
+    "WRJ1": (-0.489, 0.14),
+    "WRJ0": (-0.698, 0.489),
+    "LFJ4": (0, 0.785),
+    "THJ4": (-1.047, 1.047),
+    "THJ3": (0, 1.222),
+    "THJ2": (-0.209, 0.209),
+    "THJ1": (-0.524, 0.524),
+    "THJ0": (-1.571, 0),
+}
 EFFORTS = [4.785, 2.175] + [0.9, 0.9, 0.7245] * 3 + [0.9, 0.9, 0.9, 0.7245] + [2.3722, 1.45, 0.99, 0.99, 0.81]
 TIMESTEP = 0.01667 / 2
 # A grasp (rad, targets of the 20 drives) around a cube that lies at CUBE_IN_PALM, found by random search.
@@ -41,7 +52,9 @@ def build(floating=True):
 def start(model, pose=(0.0,) * 24, cube=OUT_OF_THE_WAY):
     """Data with the joints in `pose`, the drives' targets there too, and the cube at `cube` (7)."""
     data = mujoco.MjData(model)
-    data.qpos[:24], data.qpos[24:], data.ctrl[:] = pose, cube, np.array(pose)[robot.DRIVEN]
+    data.qpos[:24] = pose
+    data.qpos[24:] = cube
+    data.ctrl[:] = np.array(pose)[robot.DRIVEN]
     mujoco.mj_forward(model, data)
     return data
 
@@ -82,7 +95,8 @@ def test_tendons():
     assert np.allclose(model.tendon_range, [(-0.001, 0.001)] * 4)
     for i, finger in enumerate(("FF", "MF", "RF", "LF")):
         data = start(model)
-        data.qpos[model.joint(finger + "J0").id], data.qpos[model.joint(finger + "J1").id] = 0.5, 0.4
+        data.qpos[model.joint(finger + "J0").id] = 0.5
+        data.qpos[model.joint(finger + "J1").id] = 0.4
         mujoco.mj_forward(model, data)
         assert data.ten_length[i] == pytest.approx(0.5 * 0.00705 - 0.4 * 0.00805)
         assert np.delete(data.ten_length, i).tolist() == [0.0] * 3
@@ -105,7 +119,9 @@ def test_forward_kinematics():
 
 
 def test_the_hand_touches_itself_only_in_the_listed_pairs():
-    model, rng, seen = build(), np.random.default_rng(0), set()
+    model = build()
+    rng = np.random.default_rng(0)
+    seen = set()
     assert model.npair == len(robot.TOUCHING_PAIRS) == 18
     assert (model.pair_dim == 1).all()
     listed = {frozenset(pair) for pair in robot.TOUCHING_PAIRS}
@@ -124,9 +140,11 @@ def test_the_hand_touches_itself_only_in_the_listed_pairs():
 
 
 def test_joints_reach_their_targets_and_the_coupled_ones_follow():
-    model, rng = build(), np.random.default_rng(0)
+    model = build()
+    rng = np.random.default_rng(0)
     model.opt.disableflags |= mujoco.mjtDisableBit.mjDSBL_CONTACT.value
-    data, slack = start(model), robot.TENDON_SLACK / robot.TENDON_ARMS[0]
+    data = start(model)
+    slack = robot.TENDON_SLACK / robot.TENDON_ARMS[0]
     lower, upper = model.actuator_ctrlrange.T
     for _ in range(8):
         before = data.qpos[robot.DRIVEN].copy()
@@ -144,7 +162,9 @@ def test_joints_reach_their_targets_and_the_coupled_ones_follow():
 
 
 def test_a_cube_dropped_into_the_palm_comes_to_rest():
-    model, rng, kept = build(floating=False), np.random.default_rng(1), 0
+    model = build(floating=False)
+    rng = np.random.default_rng(1)
+    kept = 0
     for _ in range(8):
         quaternion = rng.standard_normal(4)
         cube = [*(np.array([0, -0.39, 0.6]) + rng.uniform(-0.01, 0.01, 3)), *quaternion / np.linalg.norm(quaternion)]
@@ -152,7 +172,8 @@ def test_a_cube_dropped_into_the_palm_comes_to_rest():
         simulate(model, data, 2.0)
         if data.qpos[26] < 0.4:  # of 400 cubes 7 % bounced off the open hand
             continue
-        kept, rest = kept + 1, data.qpos.copy()
+        kept = kept + 1
+        rest = data.qpos.copy()
         for _ in range(240):
             mujoco.mj_step(model, data)
             assert depth(data) < 0.001
@@ -196,9 +217,12 @@ def test_actions_are_absolute_targets(env):
     targets = []
     env.engine.step = targets.append
     action = torch.zeros(3, 20)
-    action[1], action[2, 0], action[2, 19] = 1.0, -1.0, 0.5
+    action[1] = 1.0
+    action[2, 0] = -1.0
+    action[2, 19] = 0.5
     env.step(action)
-    lower, upper = robot.JOINT_LOWER[robot.DRIVEN], robot.JOINT_UPPER[robot.DRIVEN]
+    lower = robot.JOINT_LOWER[robot.DRIVEN]
+    upper = robot.JOINT_UPPER[robot.DRIVEN]
     assert np.allclose(targets[0][0], (lower + upper) / 2, atol=1e-6)
     assert np.allclose(targets[0][1], upper)
     assert targets[0][2, [0, 1, 19]].tolist() == pytest.approx([-0.489, -0.1045, -0.39275])
@@ -208,14 +232,16 @@ def test_actions_are_absolute_targets(env):
 def test_fingertip_sensors_feel_a_push(finger):
     """A push on a fingertip passes to the link before it: minus the push, in the fingertip's axes."""
     model = build()
-    body, first = robot.FINGERTIP_BODIES[finger], 48 + 6 * finger
+    body = robot.FINGERTIP_BODIES[finger]
+    first = 48 + 6 * finger
     data = start(model)
     simulate(model, data, 1.0)
     before = data.sensordata.copy()
     push = np.array([0.0, 0.0, -0.5])
     data.body(body).xfrc_applied[:3] = push
     simulate(model, data, 1.0)
-    axes, arm = data.body(body).xmat.reshape(3, 3), data.body(body).xipos - data.body(body).xpos
+    axes = data.body(body).xmat.reshape(3, 3)
+    arm = data.body(body).xipos - data.body(body).xpos
     weight = np.linalg.norm(before[first : first + 3])
     assert weight == pytest.approx(9.81 * model.body(body).mass[0], rel=0.01)  # the compensation acts at the joints
     push = push + [0, 0, -weight]
@@ -226,7 +252,8 @@ def test_fingertip_sensors_feel_a_push(finger):
 def test_joint_forces_are_those_of_drives_and_limits(env):
     """A torque on a joint at rest: its drive or, at the joint's limit, the limit holds against it."""
     model = build()
-    data, names = start(model), robot.JOINT_NAMES
+    data = start(model)
+    names = robot.JOINT_NAMES
     data.qfrc_applied[names.index("FFJ2")] = 0.3  # against the drive
     data.qfrc_applied[names.index("MFJ1")] = -0.4  # against the lower limit
     simulate(model, data, 2.0)

@@ -139,7 +139,8 @@ def test_random_fitness_is_a_permutation_of_the_followers(task):
     true = torch.linspace(0.0, 0.7, 96)
     for _ in range(2 * 128):
         if task is RandomFitnessMoat:
-            env.position[:], env.velocity[:] = 0.0, 0.0
+            env.position[:] = 0.0
+            env.velocity[:] = 0.0
             env.position[:, 0] = true
         else:
             env.successes.copy_(true)

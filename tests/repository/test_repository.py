@@ -43,7 +43,8 @@ def parse(script):
 
 def definitions(script):
     """Source of everything that stands at the top level of a script, name -> text."""
-    text, found = (ROOT / script).read_text(), {}
+    text = (ROOT / script).read_text()
+    found = {}
     for node in ast.parse(text).body:
         names = [node.name] if hasattr(node, "name") else []
         for target in getattr(node, "targets", []):
@@ -78,9 +79,15 @@ def test_python_3_8_can_read_it(path):
     ast.parse(path.read_text(), feature_version=(3, 8))
 
 
-@pytest.mark.parametrize("old, new", [
-    ("ppo.py", "sapg.py"), ("sapg.py", "cpo.py"), ("sapg.py", "epo.py"), ("ppo.py", "pbt.py"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "old, new",
+    [
+        ("ppo.py", "sapg.py"),
+        ("sapg.py", "cpo.py"),
+        ("sapg.py", "epo.py"),
+        ("ppo.py", "pbt.py"),
+    ],
+)
 def test_the_diff_is_the_lesson(old, new):
     lines = subprocess.run(["diff", old, new], cwd=ROOT, capture_output=True, text=True).stdout.splitlines()
     assert 0 < sum(line.startswith(">") for line in lines) <= 170
@@ -96,7 +103,8 @@ def test_a_script_imports_nothing_of_the_repository_but_harness(script):
 @every_script
 def test_every_flag_is_documented_and_read(script):
     """Refusing a flag's value is not reading it."""
-    read, documented = set(), re.findall(r'^    (\w+): .*\n    """.+"""$', (ROOT / script).read_text(), re.MULTILINE)
+    read = set()
+    documented = re.findall(r'^    (\w+): .*\n    """.+"""$', (ROOT / script).read_text(), re.MULTILINE)
     for part in [part for path in (ROOT / script, *HARNESS) for part in ast.parse(path.read_text()).body]:
         if getattr(part, "name", "") not in ("Args", "check_args", "check_common_args", "check_resumable"):
             read |= set(re.findall(r"\b(?:args|given)\.(\w+)", ast.unparse(part)))
@@ -107,10 +115,15 @@ SHARED = "MAX_STD MAX_LOG_RATIO RunningMeanStd make_mlp compute_gae n_step_retur
 SHARED_BY_POPULATIONS = "LEADER Agent sample_offpolicy_columns offpolicy_advantages offpolicy_batch".split()
 
 
-@pytest.mark.parametrize("scripts, shared", [
-    (SCRIPTS, SHARED), (SCRIPTS[1:4], SHARED_BY_POPULATIONS), (["ppo.py", "pbt.py"], ["minibatch_loss"]),
-    (["sapg.py", "epo.py"], ["minibatch_loss"]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "scripts, shared",
+    [
+        (SCRIPTS, SHARED),
+        (SCRIPTS[1:4], SHARED_BY_POPULATIONS),
+        (["ppo.py", "pbt.py"], ["minibatch_loss"]),
+        (["sapg.py", "epo.py"], ["minibatch_loss"]),
+    ],
+)
 def test_shared_blocks_are_the_same_to_the_letter(scripts, shared):
     found = [definitions(script) for script in scripts]
     for name in shared:
@@ -287,7 +300,8 @@ def test_the_documents_give_the_true_defaults():
     compared = 0
     for point, here, *_ in table("point"):
         for name, value in re.findall(r"`--([\w-]+)(?: ([\d.]+))?`", here):
-            off, field = name.startswith("no-"), re.sub("^no-", "", name).replace("-", "_")
+            off = name.startswith("no-")
+            field = re.sub("^no-", "", name).replace("-", "_")
             default = getattr(epo.Args() if hasattr(epo.Args(), field) else cpo.Args(), field)
             compared += 1
             if value or isinstance(default, bool):

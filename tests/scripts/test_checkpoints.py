@@ -52,10 +52,15 @@ def resume(run, iterations, steps=STEPS):
 # ---------------------------------------------------------------- resuming
 
 
-@pytest.mark.parametrize("script, task, network", [
-    *[(script, DRIFT, network) for script in OWN for network in NETWORKS],  # an episode ends in every iteration
-    (sapg, "Moat", "mlp"), (cpo, "Cartpole", "mlp"), (epo, "AllegroKukaRegrasping", "mlp"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "script, task, network",
+    [
+        *[(script, DRIFT, network) for script in OWN for network in NETWORKS],  # an episode ends in every iteration
+        (sapg, "Moat", "mlp"),
+        (cpo, "Cartpole", "mlp"),
+        (epo, "AllegroKukaRegrasping", "mlp"),
+    ],
+)
 def test_resumed_is_uninterrupted_bit_by_bit(script, task, network):
     """Every script's own state on a small task; that of other tasks is the same for all scripts."""
     train(script, command(script, task, network, iterations=6))
@@ -216,7 +221,8 @@ def test_a_new_run_begins_with_the_loaded_network_and_normalisers(script):
     first = the_run().rename("first")
     new = command(script, iterations=1).replace("--seed 5", f"--seed 6 {STILL}")
     assert train(script, f"{new} --load first") == 0
-    before, after = checkpoint(first), checkpoint(the_run())
+    before = checkpoint(first)
+    after = checkpoint(the_run())
     assert after["global_step"] == STEPS
     weights = {key for key in before["learner"]["agent"] if "_rms" not in key}
     assert all(torch.equal(before["learner"]["agent"][key], after["learner"]["agent"][key]) for key in weights)
@@ -237,10 +243,17 @@ def test_a_policys_folder_and_a_file_are_loaded_too():
         assert torch.equal(checkpoint(the_run())["learner"]["agent"]["actor.weight"], wanted)
 
 
-@pytest.mark.parametrize("script, flags, name", [
-    (ppo, "--hidden-sizes 32", "mlp.0.weight"), (ppo, "--env-id Cartpole", "actor_logstd"),
-    (ppo, "--separate-critic", "critic_mlp.0.weight"), (epo, "--num-agents 8", "latents"), (sapg, "", "latents"),
-], ids=["width", "task", "part", "agents", "script"])  # fmt: skip
+@pytest.mark.parametrize(
+    "script, flags, name",
+    [
+        (ppo, "--hidden-sizes 32", "mlp.0.weight"),
+        (ppo, "--env-id Cartpole", "actor_logstd"),
+        (ppo, "--separate-critic", "critic_mlp.0.weight"),
+        (epo, "--num-agents 8", "latents"),
+        (sapg, "", "latents"),
+    ],
+    ids=["width", "task", "part", "agents", "script"],
+)
 def test_a_network_of_other_shapes_is_refused(script, flags, name, capsys):
     source = ppo if script is sapg else script
     train(source, command(source, iterations=1))
@@ -296,11 +309,17 @@ def test_an_empty_name_is_refused(capsys):
     assert list(pathlib.Path().iterdir()) == []
 
 
-@pytest.mark.parametrize("flags, name", [
-    ("--env-id Cartpole", "--env-id Cartpole"), ("--hidden-sizes 32", "--hidden-sizes (32,)"),
-    ("--total-timesteps 1024", "--total-timesteps 1024"), ("--learning-rate 1e-5", "--learning-rate 1e-05"),
-    ("--gamma 0.5", "--gamma 0.5"), ("--seed 2", "--seed 2"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "flags, name",
+    [
+        ("--env-id Cartpole", "--env-id Cartpole"),
+        ("--hidden-sizes 32", "--hidden-sizes (32,)"),
+        ("--total-timesteps 1024", "--total-timesteps 1024"),
+        ("--learning-rate 1e-5", "--learning-rate 1e-05"),
+        ("--gamma 0.5", "--gamma 0.5"),
+        ("--seed 2", "--seed 2"),
+    ],
+)
 def test_flags_that_contradict_the_checkpoint_are_refused(flags, name, capsys):
     train(ppo, command(ppo, iterations=2))
     data = (the_run() / "checkpoint.pt").read_bytes()
@@ -311,9 +330,14 @@ def test_flags_that_contradict_the_checkpoint_are_refused(flags, name, capsys):
 def test_flags_that_do_not_change_the_training_may_change():
     train(sapg, command(sapg, iterations=2))
     changed = dict(
-        total_timesteps=3 * STEPS, checkpoint_interval=1.0, diagnostics_interval=2, exp_name="other", track=True,
-        wandb_project_name="mine", capture_video=True,
-    )  # fmt: skip
+        total_timesteps=3 * STEPS,
+        checkpoint_interval=1.0,
+        diagnostics_interval=2,
+        exp_name="other",
+        track=True,
+        wandb_project_name="mine",
+        capture_video=True,
+    )
     flags = f"--no-cuda --resume {the_run()} {harness.flags.spell(changed)}"
     args, _ = harness.parse_args(sapg.Args, hyperparameters.SAPG, sapg.check_args, flags.split())
     assert {name: getattr(args, name) for name in changed} == changed

@@ -34,10 +34,19 @@ def train(script, flags="--env-id Cartpole --total-timesteps 4096"):
     return str(the_run())
 
 
-@pytest.mark.parametrize("script, network, new_process", [
-    (ppo, "", False), (ppo, "--lstm", False), (ppo, "--separate-critic", False), (sapg, "--separate-critic", False),
-    (cpo, "", False), (epo, "", False), (epo, "--lstm", True), (pbt, "--lstm", False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "script, network, new_process",
+    [
+        (ppo, "", False),
+        (ppo, "--lstm", False),
+        (ppo, "--separate-critic", False),
+        (sapg, "--separate-critic", False),
+        (cpo, "", False),
+        (epo, "", False),
+        (epo, "--lstm", True),
+        (pbt, "--lstm", False),
+    ],
+)
 def test_a_checkpoint_scores_as_the_agent_in_memory(script, network, new_process, monkeypatch, capsys):
     make = script.Agent
     agents = []
@@ -118,10 +127,16 @@ def test_the_best_agent_wins_the_second_round_not_the_first(monkeypatch):
     assert seeds == [8, 9, 9, 9, 9]  # a table of seed 7 shows other episodes than those that chose
 
 
-@pytest.mark.parametrize("script, flags, players", [
-    (ppo, "", ["agent"]), (epo, "", ["leader"]), (epo, "--best", ["leader", "best"]), (pbt, "", ["best"]),
-    (pbt, "--agents 2 --best", ["agent", "best"]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "script, flags, players",
+    [
+        (ppo, "", ["agent"]),
+        (epo, "", ["leader"]),
+        (epo, "--best", ["leader", "best"]),
+        (pbt, "", ["best"]),
+        (pbt, "--agents 2 --best", ["agent", "best"]),
+    ],
+)
 def test_who_is_scored(script, flags, players, monkeypatch, capsys):
     monkeypatch.setattr(evaluate, "TRIALS", 1)
     monkeypatch.setattr(evaluate, "FINAL_TRIALS", 2)
@@ -135,7 +150,9 @@ def test_who_is_scored(script, flags, players, monkeypatch, capsys):
 class Counting(VectorEnv):
     """The return says how many steps an episode had."""
 
-    num_obs, num_actions, max_episode_steps = 1, 1, 5
+    num_obs = 1
+    num_actions = 1
+    max_episode_steps = 5
     curriculum = ("level",)
 
     def __init__(self, num_envs, device, seed):
@@ -243,10 +260,14 @@ def test_an_evaluation_begins_whole_episodes_with_the_curriculum_of_training():
 # ---------------------------------------------------------------- films
 
 
-@pytest.mark.parametrize("script, env_id, agents, filmed, shape", [
-    (sapg, "Cartpole", (), [0], (1, 1)), (pbt, "Cartpole", (), [2], (1, 1)),
-    (sapg, "Moat", (0, 1, 3), [0, 1, 3], (2, 2)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "script, env_id, agents, filmed, shape",
+    [
+        (sapg, "Cartpole", (), [0], (1, 1)),
+        (pbt, "Cartpole", (), [2], (1, 1)),
+        (sapg, "Moat", (0, 1, 3), [0, 1, 3], (2, 2)),
+    ],
+)
 def test_videos(script, env_id, agents, filmed, shape, monkeypatch, capsys):
     monkeypatch.setattr(envs.find_class(env_id), "max_episode_steps", 20)  # without a GPU a picture takes 0.3 s
     run = train(script, f"--env-id {env_id} --total-timesteps 4096")
@@ -327,11 +348,18 @@ def test_a_film_of_a_task_that_cannot_be_drawn(capsys):
     assert not pathlib.Path("film.gif").exists()
 
 
-@pytest.mark.parametrize("flags, start", [
-    ("nowhere", "run nowhere: "), ("RUN --agents 0 4", "--agents 4: "), ("orphan.pt", "run orphan.pt: "),
-    ("RUN --episodes 0", "--episodes 0: "), ("RUN --engine isaacgym", "task Cartpole on engine isaacgym: "),
-    ("RUN --video film.avi", "--video film.avi: "), ("RUN --video nowhere/film.gif", "--video nowhere/film.gif: "),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "flags, start",
+    [
+        ("nowhere", "run nowhere: "),
+        ("RUN --agents 0 4", "--agents 4: "),
+        ("orphan.pt", "run orphan.pt: "),
+        ("RUN --episodes 0", "--episodes 0: "),
+        ("RUN --engine isaacgym", "task Cartpole on engine isaacgym: "),
+        ("RUN --video film.avi", "--video film.avi: "),
+        ("RUN --video nowhere/film.gif", "--video nowhere/film.gif: "),
+    ],
+)
 def test_bad_input(flags, start, capsys):
     run = train(sapg, "--env-id Cartpole --total-timesteps 1024")
     torch.save({**checkpoint(pathlib.Path(run)), "script": "lost"}, "orphan.pt")  # there is no lost.py

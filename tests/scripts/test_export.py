@@ -87,8 +87,12 @@ def test_the_metadata_says_what_it_is(script, agent, monkeypatch):
     metadata = metadata_of(the_run())
     assert "Observation (9)" in metadata.pop("observation")
     assert metadata == {
-        "task": "Moat", "script": script.__name__, "agent": agent, "steps": "3072", "control_period": "unknown"
-    }  # fmt: skip
+        "task": "Moat",
+        "script": script.__name__,
+        "agent": agent,
+        "steps": "3072",
+        "control_period": "unknown",
+    }
 
 
 @pytest.mark.parametrize("task, period", [("Pendulum-v1", "unknown"), ("Hopper-v5", "0.008")])
@@ -98,9 +102,14 @@ def test_an_adapters_task_has_no_made_up_metadata(task, period):
     assert metadata["control_period"] == period
 
 
-@pytest.mark.parametrize("flags, start", [
-    ("policy.onnx --agent 4", "--agent 4: "), ("policies --agent 1", "--agent 1: "), ("RUN", "output RUN: "),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "flags, start",
+    [
+        ("policy.onnx --agent 4", "--agent 4: "),
+        ("policies --agent 1", "--agent 1: "),
+        ("RUN", "output RUN: "),
+    ],
+)
 def test_bad_input(flags, start, capsys):
     run = str(train(sapg))
     assert refused(export, f"{run} {flags.replace('RUN', run)}", capsys).startswith(start.replace("RUN", run))

@@ -185,10 +185,17 @@ def documented(script):
     return {key.strip("`") for key in keys if not re.match(not_its_own, key)}
 
 
-@pytest.mark.parametrize("script, flags", [
-    (ppo, ""), (sapg, ""), (cpo, "--adversarial-coef 0.1 --discriminator-sizes 8"),
-    (epo, "--ga-interval 0.1 --ga-warmup 0.1"), (pbt, "--pbt-start 1 --pbt-interval 1"),
-], ids=list(SCRIPTS))  # fmt: skip
+@pytest.mark.parametrize(
+    "script, flags",
+    [
+        (ppo, ""),
+        (sapg, ""),
+        (cpo, "--adversarial-coef 0.1 --discriminator-sizes 8"),
+        (epo, "--ga-interval 0.1 --ga-warmup 0.1"),
+        (pbt, "--pbt-start 1 --pbt-interval 1"),
+    ],
+    ids=list(SCRIPTS),
+)
 def test_what_is_logged_is_what_the_documents_say(script, flags, capsys):
     flags += " --no-cuda --env-id Moat --num-envs 64 --num-steps 32 --hidden-sizes 16 --total-timesteps 40960"
     if script not in (ppo, pbt):
@@ -365,35 +372,39 @@ MOAT_64 = "--env-id Moat --num-envs 64"
 RATIO = "--num-agents 4 --aggregation leader-follower --off-policy-ratio"
 
 
-@pytest.mark.parametrize("script, flags, name, valid", [  # name: flag and value
-    (ppo, "--env-id Moot", "--env-id Moot", "Moat"),
-    (ppo, "--env-id nowhere:Task", "--env-id nowhere:Task", "nowhere"),
-    (ppo, "--env-id envs.tasks.moat:Goat", "--env-id envs.tasks.moat:Goat", "package.module:Class"),
-    (ppo, "--env-id gymnasium.core:Env", "--env-id gymnasium.core:Env", "gymnasium:gymnasium.core:ID"),
-    (ppo, "--env-id Cartpole --engine isaacgym", "--engine isaacgym", "3.8"),
-    (ppo, "--env-id Cartpole --engine physx", "--engine physx", "auto, mujoco"),
-    (ppo, "--env-id Moat --engine mujoco", "--engine mujoco", "auto"),
-    (ppo, "--env-id Moat --num-envs 0", "--num-envs 0", "above 0"),
-    (ppo, f"{MOAT_64} --num-minibatches 65", "--num-minibatches 65", "environments"),
-    (ppo, f"{MOAT_64} --learning-rate nan", "--learning-rate nan", "at least 0"),
-    (ppo, f"{MOAT_64} --seed {2**32}", f"--seed {2**32}", "below 2^32"),
-    (ppo, f"{MOAT_64} --hidden-sizes", "--hidden-sizes ", "at least 1"),
-    (ppo, f"{MOAT_64} --hidden-sizes 64 0", "--hidden-sizes 64 0", "at least 1"),
-    (cpo, f"{MOAT_64} --discriminator-sizes 0", "--discriminator-sizes 0", "at least 1"),
-    (ppo, f"{MOAT_64} --lstm --lstm-size 0", "--lstm-size 0", "above 0"),
-    (sapg, f"{MOAT_64} --num-agents 5", "--num-envs 64", "multiple of 5"),
-    (sapg, f"{MOAT_64} --num-agents 0", "--num-agents 0", "above 0"),
-    (sapg, f"{MOAT_64} {RATIO} 3.5", "--off-policy-ratio 3.5", "at most 3 "),
-    (cpo, f"{MOAT_64} {RATIO} 3.5", "--off-policy-ratio 3.5", "at most 3 "),
-    (cpo, f"{MOAT_64} --num-agents 4 --off-policy-ratio 2", "--off-policy-ratio 2.0", "at most 1 "),
-    (cpo, f"{MOAT_64} --num-agents 4 --awac-temperature 0", "--awac-temperature 0.0", "above 0"),
-    (epo, f"{MOAT_64} {RATIO} 3.5", "--off-policy-ratio 3.5", "at most 3 "),
-    (epo, f"{MOAT_64} --num-agents 2", "--num-agents 2", "at least 4"),
-    (epo, f"{MOAT_64} --num-agents 8 --num-elites 1", "--num-elites 1", "2 and 6"),
-    (epo, f"{MOAT_64} --num-agents 8 --num-elites 7", "--num-elites 7", "2 and 6"),
-    (pbt, f"{MOAT_64} --num-agents 8 --num-minibatches 9", "--num-minibatches 9", "at most 8"),
-    (ppo, f"{MOAT_64} --lstm --bf16", "--bf16 True", "AVX-512"),
-], ids=lambda x: x.__name__ if hasattr(x, "__name__") else None)  # fmt: skip
+@pytest.mark.parametrize(
+    "script, flags, name, valid",
+    [  # name: flag and value
+        (ppo, "--env-id Moot", "--env-id Moot", "Moat"),
+        (ppo, "--env-id nowhere:Task", "--env-id nowhere:Task", "nowhere"),
+        (ppo, "--env-id envs.tasks.moat:Goat", "--env-id envs.tasks.moat:Goat", "package.module:Class"),
+        (ppo, "--env-id gymnasium.core:Env", "--env-id gymnasium.core:Env", "gymnasium:gymnasium.core:ID"),
+        (ppo, "--env-id Cartpole --engine isaacgym", "--engine isaacgym", "3.8"),
+        (ppo, "--env-id Cartpole --engine physx", "--engine physx", "auto, mujoco"),
+        (ppo, "--env-id Moat --engine mujoco", "--engine mujoco", "auto"),
+        (ppo, "--env-id Moat --num-envs 0", "--num-envs 0", "above 0"),
+        (ppo, f"{MOAT_64} --num-minibatches 65", "--num-minibatches 65", "environments"),
+        (ppo, f"{MOAT_64} --learning-rate nan", "--learning-rate nan", "at least 0"),
+        (ppo, f"{MOAT_64} --seed {2**32}", f"--seed {2**32}", "below 2^32"),
+        (ppo, f"{MOAT_64} --hidden-sizes", "--hidden-sizes ", "at least 1"),
+        (ppo, f"{MOAT_64} --hidden-sizes 64 0", "--hidden-sizes 64 0", "at least 1"),
+        (cpo, f"{MOAT_64} --discriminator-sizes 0", "--discriminator-sizes 0", "at least 1"),
+        (ppo, f"{MOAT_64} --lstm --lstm-size 0", "--lstm-size 0", "above 0"),
+        (sapg, f"{MOAT_64} --num-agents 5", "--num-envs 64", "multiple of 5"),
+        (sapg, f"{MOAT_64} --num-agents 0", "--num-agents 0", "above 0"),
+        (sapg, f"{MOAT_64} {RATIO} 3.5", "--off-policy-ratio 3.5", "at most 3 "),
+        (cpo, f"{MOAT_64} {RATIO} 3.5", "--off-policy-ratio 3.5", "at most 3 "),
+        (cpo, f"{MOAT_64} --num-agents 4 --off-policy-ratio 2", "--off-policy-ratio 2.0", "at most 1 "),
+        (cpo, f"{MOAT_64} --num-agents 4 --awac-temperature 0", "--awac-temperature 0.0", "above 0"),
+        (epo, f"{MOAT_64} {RATIO} 3.5", "--off-policy-ratio 3.5", "at most 3 "),
+        (epo, f"{MOAT_64} --num-agents 2", "--num-agents 2", "at least 4"),
+        (epo, f"{MOAT_64} --num-agents 8 --num-elites 1", "--num-elites 1", "2 and 6"),
+        (epo, f"{MOAT_64} --num-agents 8 --num-elites 7", "--num-elites 7", "2 and 6"),
+        (pbt, f"{MOAT_64} --num-agents 8 --num-minibatches 9", "--num-minibatches 9", "at most 8"),
+        (ppo, f"{MOAT_64} --lstm --bf16", "--bf16 True", "AVX-512"),
+    ],
+    ids=lambda x: x.__name__ if hasattr(x, "__name__") else None,
+)
 def test_bad_input_is_one_line_before_anything_is_created(script, flags, name, valid, capsys, monkeypatch):
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
     assert train(script, f"--no-cuda --total-timesteps 1 {flags}") == 2
@@ -422,7 +433,9 @@ def test_a_working_directory_without_room_for_the_folder_of_runs_is_refused(caps
 class Asleep(VectorEnv):
     """A ball that MuJoCo may let sleep."""
 
-    num_obs, num_actions, max_episode_steps = 7, 1, 10
+    num_obs = 7
+    num_actions = 1
+    max_episode_steps = 10
 
     def __init__(self, num_envs, device, seed, engine="mujoco"):
         super().__init__(num_envs, device, seed)
@@ -445,9 +458,13 @@ def test_a_model_that_no_engine_can_restore_is_refused(capsys):
     assert "sleep" in line
 
 
-@pytest.mark.parametrize("command", [
-    f"ppo.py {MOAT_64} --no-cuda --total-timesteps 1024", "evaluate.py policies/Moat --episodes 1 --no-cuda",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "command",
+    [
+        f"ppo.py {MOAT_64} --no-cuda --total-timesteps 1024",
+        "evaluate.py policies/Moat --episodes 1 --no-cuda",
+    ],
+)
 def test_output_that_nobody_reads_ends_in_one_line(command):
     root = pathlib.Path(ppo.__file__).parent
     script, *flags = command.replace("policies", f"{root}/policies").split()
@@ -462,9 +479,13 @@ def test_output_that_nobody_reads_ends_in_one_line(command):
 # ---------------------------------------------------------------- what README and docs/ promise
 
 
-@pytest.mark.parametrize("env_id, better", [
-    ("AllegroKukaRegrasping", "AllegroKukaRegraspingHeldStarts"), ("AllegroKukaThrow", "AllegroKukaThrowHeldStarts"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "env_id, better",
+    [
+        ("AllegroKukaRegrasping", "AllegroKukaRegraspingHeldStarts"),
+        ("AllegroKukaThrow", "AllegroKukaThrowHeldStarts"),
+    ],
+)
 def test_a_task_that_a_cpu_does_not_learn_says_what_to_train_instead(env_id, better, capsys):
     harness.make_env(parse(ppo, f"--no-cuda --env-id {env_id} --num-envs 4 --num-minibatches 1"))
     assert better in capsys.readouterr().out

@@ -63,9 +63,15 @@ def terminal():
 # ---------------------------------------------------------------- kills
 
 
-@pytest.mark.parametrize("script, kills", [
-    (ppo, 2), (epo, 2), pytest.param(epo, 40, marks=pytest.mark.slow),
-], ids=["ppo", "epo", "forty"])  # fmt: skip
+@pytest.mark.parametrize(
+    "script, kills",
+    [
+        (ppo, 2),
+        (epo, 2),
+        pytest.param(epo, 40, marks=pytest.mark.slow),
+    ],
+    ids=["ppo", "epo", "forty"],
+)
 def test_a_killed_run_loses_nothing(script, kills):
     """SIGKILL at random moments; what is left is whole, resumes, and is an uninterrupted run, bit by bit."""
     moments = random.Random(kills)
@@ -87,9 +93,16 @@ def test_a_killed_run_loses_nothing(script, kills):
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
-@pytest.mark.parametrize("module, name", [
-    (torch, "save"), (os, "fsync"), (shutil, "copyfile"), (os, "replace"),
-], ids=lambda x: x if isinstance(x, str) else "")  # fmt: skip
+@pytest.mark.parametrize(
+    "module, name",
+    [
+        (torch, "save"),
+        (os, "fsync"),
+        (shutil, "copyfile"),
+        (os, "replace"),
+    ],
+    ids=lambda x: x if isinstance(x, str) else "",
+)
 def test_at_every_moment_checkpoint_pt_is_a_whole_one(module, name, after, monkeypatch):
     call = getattr(module, name)
 
@@ -145,6 +158,13 @@ def test_the_second_signal_ends_the_run_at_once(monkeypatch):
     between(monkeypatch, {5: lambda: send(signal.SIGINT, signal.SIGTERM)})
     assert train(ppo, f"{FLAGS} {EIGHT} {EVERY_ITERATION}") == 128 + signal.SIGTERM
     assert checkpoint(the_run())["iteration"] == 4
+
+
+def test_a_terminal_that_closes_hangs_up_twice_and_the_run_saves(monkeypatch):
+    """Once by the kernel, once by bash."""
+    between(monkeypatch, {5: lambda: send(signal.SIGHUP, signal.SIGHUP)})
+    assert train(ppo, f"{FLAGS} {EIGHT}") == 128 + signal.SIGHUP
+    assert checkpoint(the_run())["iteration"] == 5
 
 
 def test_nohup_outlives_the_terminal(monkeypatch):

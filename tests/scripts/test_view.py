@@ -99,7 +99,8 @@ def test_the_camera_is_the_tasks_own():
 def test_a_push_moves_the_object_and_nothing_else():
     env = envs.make("FrankaCubePush", 3)
     env.reset()
-    qpos, qvel = env.engine.qpos.clone(), env.engine.qvel.clone()
+    qpos = env.engine.qpos.clone()
+    qvel = env.engine.qvel.clone()
     view.push(env, [0, 2], torch.tensor([0.3, -0.4, 0.5]))
     expected = torch.zeros_like(qvel)
     expected[[0, 2], 9:12] = torch.tensor([0.3, -0.4, 0.5])  # after the arm's and the gripper's nine joints
@@ -126,10 +127,15 @@ def test_a_push_of_nothing_leaves_the_observation_alone():
     torch.testing.assert_close(env.observe(), obs)
 
 
-@pytest.mark.parametrize("task, hand", [  # None: the cube begins in the hand
-    ("AllegroKukaRegrasping", "iiwa7_link_7"), ("FrankaCubeStack", "panda_leftfinger_tip"), ("AllegroHand", None),
-    ("ShadowHand", None),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "task, hand",
+    [  # None: the cube begins in the hand
+        ("AllegroKukaRegrasping", "iiwa7_link_7"),
+        ("FrankaCubeStack", "panda_leftfinger_tip"),
+        ("AllegroHand", None),
+        ("ShadowHand", None),
+    ],
+)
 def test_what_is_dropped_falls_freely(task, hand):
     env = envs.make(task, 3)
     env.reset()
@@ -167,10 +173,15 @@ def test_a_port_that_is_taken_is_not_used():
     assert found > port
 
 
-@pytest.mark.parametrize("host, address, url", [
-    ("localhost", "127.0.0.1", "http://localhost:8123"), ("0.0.0.0", "0.0.0.0", f"http://{socket.gethostname()}:8123"),
-    ("192.0.2.2", "192.0.2.2", "http://192.0.2.2:8123"), ("2001:db8::1", "2001:db8::1", "http://[2001:db8::1]:8123"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "host, address, url",
+    [
+        ("localhost", "127.0.0.1", "http://localhost:8123"),
+        ("0.0.0.0", "0.0.0.0", f"http://{socket.gethostname()}:8123"),
+        ("192.0.2.2", "192.0.2.2", "http://192.0.2.2:8123"),
+        ("2001:db8::1", "2001:db8::1", "http://[2001:db8::1]:8123"),
+    ],
+)
 def test_the_printed_address_is_the_pages(host, address, url, capsys):
     view.announce("RUN", host, address, 8123)
     assert capsys.readouterr().out.split()[0] == url
@@ -266,13 +277,17 @@ def test_a_run_without_a_checkpoint(tmp_path, capsys):
     assert refused(view, str(tmp_path), capsys).startswith(f"run {tmp_path}: ")
 
 
-@pytest.mark.parametrize("flags, start", [
-    (f"{ROOT}/policies/Moat", "run "), ("nowhere", "run nowhere: "),
-    (f"{ROOT}/policies/Ant --num-envs 0", "--num-envs 0: "),
-    (f"{ROOT}/policies/Ant --port 70000", "--port 70000: "),
-    (f"{ROOT}/policies/Ant --host nohost.invalid", "--host nohost.invalid: "),
-    (f"{ROOT}/policies/Ant --host 203.0.113.77", "--host 203.0.113.77: "),  # of nobody's machine (RFC 5737)
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "flags, start",
+    [
+        (f"{ROOT}/policies/Moat", "run "),
+        ("nowhere", "run nowhere: "),
+        (f"{ROOT}/policies/Ant --num-envs 0", "--num-envs 0: "),
+        (f"{ROOT}/policies/Ant --port 70000", "--port 70000: "),
+        (f"{ROOT}/policies/Ant --host nohost.invalid", "--host nohost.invalid: "),
+        (f"{ROOT}/policies/Ant --host 203.0.113.77", "--host 203.0.113.77: "),  # of nobody's machine (RFC 5737)
+    ],
+)
 def test_bad_input(flags, start, capsys):
     assert refused(view, flags, capsys).startswith(start)
 
