@@ -111,7 +111,7 @@ def record_states(script, flags):
 
 def assert_logged(log, expected):
     """The log of an iteration has these numbers, name -> number, to single precision; those that are finite."""
-    numbers = {key: float(torch.as_tensor(number)) for key, number in expected.items()}
+    numbers = {key: float(torch.as_tensor(number).detach()) for key, number in expected.items()}
     finite = {key: number for key, number in numbers.items() if math.isfinite(number)}
     found = {key: log[key] for key in expected if key in log}
     assert found == {key: pytest.approx(number, rel=1e-6, abs=1e-9) for key, number in finite.items()}
