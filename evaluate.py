@@ -15,7 +15,7 @@ from typing import Literal, Optional, Tuple
 
 import envs  # before torch: Isaac Gym must be imported first
 import harness
-from envs.terminal import plus_minus
+from envs.terminal import needs_output, plus_minus
 
 import numpy as np
 import torch
@@ -203,7 +203,6 @@ def default_player(saved, script, seed, engine, device):
     return "best", find_best(saved, script, seed, engine, device)
 
 
-@harness.needs_output()
 def print_scores(saved, script, players, num_episodes, args, device):
     """Play each of players, [(name, agent)], with sampled and with mean actions: a table."""
     print(f"{saved['args']['env_id']}, {saved['script']}.py, {saved['global_step']:,} steps, {num_episodes} episodes")
@@ -269,6 +268,7 @@ def write_video(path, frames, rate):
         file.mux(stream.encode())
 
 
+@needs_output()
 def main(argv=None):
     args = tyro.cli(Args, args=argv)
     folder = os.path.dirname(args.video or "") or "."

@@ -14,6 +14,7 @@ from typing import Optional
 import envs  # noqa: F401, before torch: Isaac Gym must be imported first
 import harness
 from envs.adapters.adapter import Adapter
+from envs.terminal import needs_output
 from evaluate import Player, default_player, load, make_agent, make_env, num_agents_of
 
 import torch
@@ -122,6 +123,7 @@ def save_policy(folder, saved, env):
     print(f"{path}: {saved['args']['env_id']}, {saved['global_step']:,} steps, {os.path.getsize(path):,} bytes")
 
 
+@needs_output()
 def main(argv=None):
     args = tyro.cli(Args, args=argv)
     saved, script = load(args.run)

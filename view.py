@@ -19,6 +19,7 @@ from types import SimpleNamespace
 import envs  # noqa: F401, before torch: Isaac Gym must be imported first
 import harness
 from envs.engines.rendering import ZONE_COLOUR, find_camera
+from envs.terminal import needs_output
 from evaluate import Player, can_render, copy_curriculum, load, make_agent, make_env, num_agents_of
 from harness.checkpoints import read_checkpoint
 
@@ -504,6 +505,7 @@ def describe(length, episode_return, objective):
     return f"| {length:.0f} | {episode_return:.1f} | {objective:.4g} |"
 
 
+@needs_output()
 def main(argv=None):
     args = tyro.cli(Args, args=argv)
     if args.num_envs < 1:

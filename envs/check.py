@@ -4,7 +4,7 @@ import sys
 
 import envs  # before torch: Isaac Gym must be imported first
 from envs.base import is_constant
-from envs.terminal import plus_minus
+from envs.terminal import needs_output, plus_minus
 
 import torch
 
@@ -87,6 +87,7 @@ def check_tensor(name, value, env, *shape, dtype=torch.float32):
     require(value.isfinite().all(), f"{name} is not finite")
 
 
+@needs_output()
 def main(env_id):
     """Check a task and print what was found; ends with exit status 1 and one line where it breaks the contract."""
     try:

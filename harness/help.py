@@ -9,8 +9,6 @@ from typing import Any, Dict, Literal, Union, get_args, get_origin
 
 import envs
 
-from harness.errors import needs_output
-
 WIDTH = 110
 COLUMN = 38  # where the descriptions begin
 
@@ -76,7 +74,6 @@ def describe(field, docstring, default):
     return f"{usage}\n{text}"
 
 
-@needs_output(may_close=True)  # `| head` has read enough
 def print_help(Args: type, script: str, defaults: Dict[str, Any], source: str) -> None:
     """Print all flags of a script.
 

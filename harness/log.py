@@ -7,6 +7,7 @@ import time
 from datetime import timedelta
 
 import envs  # noqa: F401, before torch: Isaac Gym must be imported first
+from envs.terminal import say
 
 import numpy as np
 import torch
@@ -48,7 +49,10 @@ class Log:
         self.generation_iterations = 0  # so many had this generation
 
     def write(self, global_step, numbers, others):
-        """Log numbers, name -> float, and others, name -> list (a histogram), image or text; print a line."""
+        """Log numbers, name -> float, and others, name -> list (a histogram), image or text; print a line.
+
+        Returns whether the line could be printed: False where nobody reads standard output any more.
+        """
         now = time.monotonic()
         self.clock = [entry for entry in self.clock if now - entry[0] < TIME_LEFT_WINDOW] or self.clock[-1:]
         self.clock.append((now, global_step))
@@ -67,10 +71,11 @@ class Log:
         by_gap = not getattr(self.args, "ga_interval", 0.0)
         total_steps = self.args.num_iterations * self.args.num_envs * self.args.num_steps
         left = timedelta(seconds=int((total_steps - global_step) / self.steps_per_second(TIME_LEFT_WINDOW)))
-        print(f"{global_step:>10,} steps | {describe(numbers, by_gap)} | {speed:,.0f}/s | {left} left", flush=True)
+        printed = say(f"{global_step:>10,} steps | {describe(numbers, by_gap)} | {speed:,.0f}/s | {left} left")
         self.warn_of_low_rate(numbers)
         if "evolution/generation" in numbers:
             self.warn_of_no_generation(numbers, by_gap)
+        return printed
 
     def steps_per_second(self, seconds):
         """Environment steps per second over the last so many seconds, or over the last iteration if that is longer."""
@@ -85,7 +90,7 @@ class Log:
         low = adaptive and numbers["charts/learning_rate"] < 1.01 * MIN_LEARNING_RATE
         self.low_rate_iterations = self.low_rate_iterations + 1 if low else 0
         if self.low_rate_iterations == LOW_RATE_ITERATIONS:
-            print(
+            say(
                 f"the learning rate has been at its minimum for {LOW_RATE_ITERATIONS} iterations, since every update"
                 " changes the policy too much: try a higher --kl-threshold or fewer --update-epochs",
                 file=sys.stderr,
@@ -105,7 +110,7 @@ class Log:
             reason = f"a fitness gap of {gap:.2g} where {numbers['evolution/threshold']:.2g} is needed (--ga-threshold)"
         else:
             reason = f"a follower with {numbers['evolution/judged_share_min']:.0%} of its environments judged"
-        print(f"no generation for {NO_GENERATION_ITERATIONS} iterations: {reason}", file=sys.stderr)
+        say(f"no generation for {NO_GENERATION_ITERATIONS} iterations: {reason}", file=sys.stderr)
 
     def write_film(self, path, global_step):
         """Show a .gif among TensorBoard's images."""

@@ -8,6 +8,7 @@ import time
 from typing import Any, Dict, Optional
 
 import envs  # noqa: F401, before torch: Isaac Gym must be imported first
+from envs.terminal import say
 
 import torch
 
@@ -76,7 +77,7 @@ class Run:
                     restore(part, saved["rollout"][distributed.RANK][name])
             set_random_state(saved["random"][distributed.RANK])
         else:
-            print(f"the checkpoint is of {processes} processes, not {distributed.WORLD_SIZE}: all episodes begin anew")
+            say(f"the checkpoint is of {processes} processes, not {distributed.WORLD_SIZE}: all episodes begin anew")
             env = self.rollout["env"]
             for name in getattr(env, "curriculum", ()):
                 restore(getattr(env, name), saved["rollout"][0]["env"][name])
@@ -131,7 +132,7 @@ class Run:
             save_checkpoint(os.path.join(self.folder, "checkpoint.pt"), checkpoint)
             self.unsaved = False
         except (OSError, RuntimeError) as error:  # RuntimeError: torch.save's
-            print(f"no checkpoint: {error}; training goes on", file=sys.stderr)
+            say(f"no checkpoint: {error}; training goes on", file=sys.stderr)
             self.unsaved = True
 
     def log(self, iteration: int, global_step: int, values: Dict[str, Any]) -> None:
@@ -146,8 +147,8 @@ class Run:
             else:
                 means[key] = torch.as_tensor(value, device=self.args.device).float().mean()
         means = dict(zip(means, distributed.average(torch.stack(list(means.values())).double()).tolist()))
-        if distributed.RANK == 0:
-            self.logger.write(global_step, means, others)
+        if distributed.RANK == 0 and not self.logger.write(global_step, means, others):
+            self.signals.output_closed()
 
     def close(self) -> None:
         """End the run: status 128 + the signal that stopped it, 1 if the last checkpoint could not be written."""
@@ -160,7 +161,7 @@ class Run:
                 sys.exit("the last checkpoint could not be written")
             resume = f"stopped; to resume: python {self.script}.py --resume {self.folder}"
             evaluate = f"finished: python evaluate.py {self.folder}"
-            print(resume if self.stopping else evaluate, flush=True)
+            say(resume if self.stopping else evaluate)
         if self.stopping:
             sys.exit(128 + self.stopping)
 
@@ -173,7 +174,7 @@ def warn_of_small_rewards(rewards):
     all 0 are no reason to warn, since a task may give its first one late.
     """
     if 0.0 < rewards.abs().max() < 1e-3:
-        print("rewards times --reward-scale are below 1e-3, too small to learn from: raise it", file=sys.stderr)
+        say("rewards times --reward-scale are below 1e-3, too small to learn from: raise it", file=sys.stderr)
 
 
 def script_name(Args):
