@@ -87,11 +87,12 @@ class Run:
     def check_finite(self, iteration: int, tensors: Dict[str, torch.Tensor]) -> None:
         """Raises FloatingPointError with the name of the first tensor (name -> tensor) that is not finite.
 
-        In the first iteration it also warns of rewards that are too small to learn from.
+        Tensors may be empty. In the first iteration it also warns of rewards that are too small to learn from.
         """
         if iteration == 1:
             warn_of_small_rewards(tensors["rewards"])
-        extremes = torch.stack([x for tensor in tensors.values() for x in tensor.aminmax()])  # NaN where any is
+        not_empty = [tensor for tensor in tensors.values() if tensor.numel()]
+        extremes = torch.stack([x for tensor in not_empty for x in tensor.aminmax()])  # NaN where any is
         if not extremes.isfinite().all():
             first = next(name for name, tensor in tensors.items() if not tensor.isfinite().all())
             raise FloatingPointError(f"iteration {iteration}: {first} not finite; the last checkpoint is from before")
