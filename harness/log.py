@@ -4,6 +4,7 @@ import math
 import os
 import sys
 import time
+import uuid
 from datetime import timedelta
 
 import envs  # noqa: F401, before torch: Isaac Gym must be imported first
@@ -31,15 +32,16 @@ class Log:
         if args.track:  # before the writer, which it watches
             import wandb
 
-            run = wandb.init(
+            # One of our own if none is known, since what wandb.init returns need not have one. A sweep sets WANDB_RUN_ID
+            self.wandb_id = wandb_id or os.environ.get("WANDB_RUN_ID") or uuid.uuid4().hex
+            wandb.init(
                 project=args.wandb_project_name,
                 name=os.path.basename(folder),
-                id=wandb_id,
+                id=self.wandb_id,
                 resume="allow",
                 config=vars(args),
                 sync_tensorboard=True,
             )
-            self.wandb_id = run.id
         self.writer = SummaryWriter(folder, purge_step=global_step + 1)  # what a resumed run logs again
         rows = "\n".join(f"|{key}|{value}|" for key, value in vars(args).items())
         self.writer.add_text("hyperparameters", f"|flag|value|\n|-|-|\n{rows}", global_step)
