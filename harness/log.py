@@ -32,7 +32,7 @@ class Log:
         if args.track:  # before the writer, which it watches
             import wandb
 
-            # One of our own if none is known, since what wandb.init returns need not have one. A sweep sets WANDB_RUN_ID
+            # One of our own if none is known, since what wandb.init returns may have none. A sweep sets WANDB_RUN_ID
             self.wandb_id = wandb_id or os.environ.get("WANDB_RUN_ID") or uuid.uuid4().hex
             wandb.init(
                 project=args.wandb_project_name,
