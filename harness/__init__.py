@@ -1,7 +1,7 @@
 """What every script needs and no paper is about: flags, tuned hyperparameters, a run's folder, and diagnostics."""
 
 # ruff: noqa: F401
-from harness.checkpoints import load_checkpoint, policy_file
+from harness.checkpoints import checkpoint_file, load_checkpoint, policy_file, read_checkpoint
 from harness.diagnostics import LineageStats, diagnose, population_scalars
 from harness.distributed import WORLD_SIZE, average, average_gradients, broadcast, from_rank_0, mean_and_std, moments
 from harness.distributed import share
