@@ -52,12 +52,15 @@ LAST_PORT = 65535
 
 @dataclasses.dataclass
 class Args:
+    # Policy
     run: tyro.conf.Positional[str]
     """a run's folder, a checkpoint file, or a folder that export.py wrote"""
+    # Page
     host: str = "localhost"
     """address to serve the page at; 0.0.0.0 serves it to every machine that reaches this one"""
     port: int = 8080
     """port of the page; if it is taken, the next free one"""
+    # Simulation
     num_envs: int = 4
     """worlds to choose from; in some tasks their objects differ"""
     seed: int = 1_000_000
@@ -322,7 +325,12 @@ class Viewer:
         page = Page(self, tab)
         due = time.monotonic()
         while tab.client_id in self.server.get_clients():
-            page.update()
+            try:
+                page.update()
+            except RuntimeError as error:
+                # viser 1.1.1 wakes its sender from this thread, which may fail; what it was given it sends all the same
+                if "deque mutated" not in str(error):
+                    raise
             now = time.monotonic()
             due = max(due + page.period(), now)  # time that was lost is not made up for
             time.sleep(due - now)
@@ -524,7 +532,7 @@ def describe(length, episode_return, objective):
 
 @needs_output()
 def main(argv=None):
-    args = tyro.cli(Args, args=argv)
+    args = harness.parse_program_args(Args, "view", __doc__, argv)
     if args.num_envs < 1:
         harness.refuse("--num-envs", args.num_envs, "must be at least 1")
     viewer = Viewer(args)

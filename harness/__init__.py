@@ -8,5 +8,6 @@ from harness.distributed import share
 from harness.environments import EpisodeStatistics, make_env, share_curriculum
 from harness.errors import refuse
 from harness.flags import parse_args
+from harness.help import parse_program_args
 from harness.run import Run
 from harness.seeding import seed_everything

@@ -185,7 +185,7 @@ def test_a_run_whose_output_nobody_reads_saves_and_stops(capsys):
 
 
 @pytest.mark.parametrize("command", [
-    "{root}/epo.py --help", f"{{root}}/ppo.py {FLAGS} {EIGHT}", "{root}/evaluate.py --help",
+    f"{{root}}/ppo.py {FLAGS} {EIGHT}",
     "{root}/evaluate.py {root}/policies/Moat --episodes 2", "{root}/export.py {root}/policies/Moat policy",
     "{root}/view.py {root}/policies/Ant", "-m envs.check Moat",
 ])  # fmt: skip
