@@ -15,7 +15,7 @@ from typing import Literal, Optional, Tuple
 
 import envs  # before torch: Isaac Gym must be imported first
 import harness
-from envs.terminal import plus_minus
+from envs.terminal import needs_output, plus_minus
 
 import numpy as np
 import torch
@@ -32,8 +32,10 @@ MAX_STEPS = 100_000  # steps after which an evaluation gives up episodes, unless
 
 @dataclasses.dataclass
 class Args:
+    # Policy
     run: tyro.conf.Positional[str]
     """a run's folder, a checkpoint file, or a folder that export.py wrote"""
+    # Scores and films
     episodes: Optional[int] = None
     """finished episodes of each agent, one environment each; unset: 100, with --video none"""
     video: Optional[str] = None
@@ -42,6 +44,7 @@ class Args:
     """agents to score or film; none: the leader, of PBT the best"""
     best: bool = False
     """add the best agent: all play 16 episodes, then the best four 100"""
+    # Simulation
     seed: int = 1_000_000
     """random seed of the environments and the action noise"""
     engine: Literal["auto", "mujoco", "warp", "isaacgym"] = "auto"
@@ -203,7 +206,6 @@ def default_player(saved, script, seed, engine, device):
     return "best", find_best(saved, script, seed, engine, device)
 
 
-@harness.needs_output()
 def print_scores(saved, script, players, num_episodes, args, device):
     """Play each of players, [(name, agent)], with sampled and with mean actions: a table."""
     print(f"{saved['args']['env_id']}, {saved['script']}.py, {saved['global_step']:,} steps, {num_episodes} episodes")
@@ -269,8 +271,9 @@ def write_video(path, frames, rate):
         file.mux(stream.encode())
 
 
+@needs_output()
 def main(argv=None):
-    args = tyro.cli(Args, args=argv)
+    args = harness.parse_program_args(Args, "evaluate", __doc__, argv)
     folder = os.path.dirname(args.video or "") or "."
     if args.video and not (args.video.endswith((".mp4", ".gif", ".webp")) and os.path.isdir(folder)):
         harness.refuse("--video", args.video, "must be a .mp4, .gif or .webp file in an existing folder")

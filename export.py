@@ -14,6 +14,7 @@ from typing import Optional
 import envs  # noqa: F401, before torch: Isaac Gym must be imported first
 import harness
 from envs.adapters.adapter import Adapter
+from envs.terminal import needs_output
 from evaluate import Player, default_player, load, make_agent, make_env, num_agents_of
 
 import torch
@@ -25,8 +26,10 @@ SEED = 1_000_000  # of the evaluations that find PBT's best agent
 
 @dataclasses.dataclass
 class Args:
+    # Policy
     run: tyro.conf.Positional[str]
     """a run's folder, a checkpoint file, or a folder that this script wrote"""
+    # Export
     output: tyro.conf.Positional[str]
     """a file that ends with .onnx (pip install -r requirements-onnx.txt), or a folder for policy.pt"""
     agent: Optional[int] = None
@@ -122,8 +125,9 @@ def save_policy(folder, saved, env):
     print(f"{path}: {saved['args']['env_id']}, {saved['global_step']:,} steps, {os.path.getsize(path):,} bytes")
 
 
+@needs_output()
 def main(argv=None):
-    args = tyro.cli(Args, args=argv)
+    args = harness.parse_program_args(Args, "export", __doc__, argv)
     saved, script = load(args.run)
     last = num_agents_of(saved) - 1
     if args.agent is not None and not (args.output.endswith(".onnx") and 0 <= args.agent <= last):

@@ -1,7 +1,7 @@
 """Watch what a run has learned, live in a browser: `python view.py runs/RUN`, also while it trains.
 
 Plays a checkpoint, or a policy of policies/, on the CPU, and takes up each new checkpoint of the run. No OpenGL is
-needed. All tabs share the controls, and each has a camera of its own; see docs/running.md.
+needed. Every tab has worlds, controls and a camera of its own; see docs/running.md.
 """
 
 import contextlib
@@ -12,15 +12,17 @@ import math
 import os
 import queue
 import socket
+import threading
 import time
+import warnings
 from collections import deque
 from types import SimpleNamespace
 
 import envs  # noqa: F401, before torch: Isaac Gym must be imported first
 import harness
 from envs.engines.rendering import ZONE_COLOUR, find_camera
+from envs.terminal import needs_output
 from evaluate import Player, can_render, copy_curriculum, load, make_agent, make_env, num_agents_of
-from harness.checkpoints import read_checkpoint
 
 import mujoco
 import numpy as np
@@ -50,12 +52,15 @@ LAST_PORT = 65535
 
 @dataclasses.dataclass
 class Args:
+    # Policy
     run: tyro.conf.Positional[str]
     """a run's folder, a checkpoint file, or a folder that export.py wrote"""
+    # Page
     host: str = "localhost"
     """address to serve the page at; 0.0.0.0 serves it to every machine that reaches this one"""
     port: int = 8080
     """port of the page; if it is taken, the next free one"""
+    # Simulation
     num_envs: int = 4
     """worlds to choose from; in some tasks their objects differ"""
     seed: int = 1_000_000
@@ -68,11 +73,12 @@ class Args:
 class Scene:
     """The worlds in 3D. It takes the place of an engine's Renderer, so that it shows what a task's `render` draws."""
 
-    def __init__(self, server, renderer):
-        self.server = server
+    def __init__(self, tab, renderer):
+        """tab: a viser.ClientHandle; no other tab shows this scene."""
+        self.tab = tab
         self.renderer = renderer
         self.drawn = {}  # world -> what its task drew last
-        server.scene.set_up_direction("+z")
+        tab.scene.set_up_direction("+z")
 
     def render(self, index, qpos, qvel, mocap_pos, mocap_quat, camera, width, height, markers, zone, trail):
         """The arguments are those of Renderer.render; nothing is drawn before `show`."""
@@ -80,7 +86,7 @@ class Scene:
         self.drawn[index] = SimpleNamespace(model=model, data=data, camera=find_camera(model, camera), zone=zone)
 
     def build(self, env, worlds):
-        """Replace the scene by these worlds, a list of indices, and put all cameras where the task's own is."""
+        """Replace the scene by these worlds, a list of indices, and put the camera where the task's own is."""
         for i in worlds:
             env.render(i)
         self.worlds = worlds
@@ -90,25 +96,24 @@ class Scene:
         grid = np.array([(i % columns, i // columns, 0.0) for i in range(len(worlds))])
         self.offsets = grid * 2.0 * np.linalg.norm(position - look_at) * math.tan(fov / 2.0)  # (n, 3) m
         specs = [self.renderer.models[i % len(self.renderer.models)]() for i in worlds]
-        self.server.scene.reset()
+        self.tab.scene.reset()
         top, bottom = np.array(SKY)
         sky = top + (bottom - top) * np.linspace(0.0, 1.0, 256)[:, None, None]  # (256, 1, 3)
-        self.server.scene.set_background_image((255 * sky).astype(np.uint8))
-        self.bodies = ViserMujocoScene(self.server, join(specs, self.offsets), 1)
+        self.tab.scene.set_background_image((255 * sky).astype(np.uint8))
+        self.bodies = ViserMujocoScene(self.tab, join(specs, self.offsets), 1)
         self.bodies.camera_tracking_enabled = follows(first)
         self.zones = None if first.zone is None else self.add_zones(len(worlds))
         self.show(env)
         shift = self.bodies.fixed_bodies_frame.position
         centre = look_at + self.offsets.mean(0) + shift
-        for camera in (self.server.initial_camera, *(tab.camera for tab in self.server.get_clients().values())):
-            camera.position = centre + columns * (position - look_at)
-            camera.look_at = centre
-            camera.fov = fov
+        self.tab.camera.position = centre + columns * (position - look_at)
+        self.tab.camera.look_at = centre
+        self.tab.camera.fov = fov
 
     def add_zones(self, count):
         """A transparent ball per world, which `show` puts where a success counts."""
         ball = trimesh.creation.icosphere(subdivisions=3)
-        return self.server.scene.add_batched_meshes_simple(
+        return self.tab.scene.add_batched_meshes_simple(
             "/zones",
             ball.vertices,
             ball.faces,
@@ -131,7 +136,7 @@ class Scene:
         for world, offset in zip(drawn, self.offsets):
             positions.append(world.data.xpos[1:] + offset)
             rotations.append(world.data.xmat[1:].reshape(-1, 3, 3))
-        with self.server.atomic():
+        with self.tab.atomic():
             self.bodies.update_from_arrays(
                 np.concatenate(positions)[None],
                 np.concatenate(rotations)[None],
@@ -290,28 +295,61 @@ def announce(run, host, address, port):
 # ----------------------------------------------------------------------------------------------------------------------
 # The page
 # ----------------------------------------------------------------------------------------------------------------------
-class Page:
-    """Plays a policy in args.num_envs environments and shows one of them or all."""
+class Viewer:
+    """Serves the page. Every tab plays on its own, in a thread, so that none waits for another or sees its controls."""
 
     def __init__(self, args):
         self.args = args
         self.saved, self.script = load(args.run)
-        self.env = make_env(self.saved, args.num_envs, args.seed, "auto", "cpu")
-        if getattr(self.env, "engine", None) is None or not can_render(self.env):
+        self.file = harness.checkpoint_file(harness.policy_file(args.run))
+        self.file_time = os.stat(self.file).st_mtime_ns
+        env = make_env(self.saved, 1, args.seed, "auto", "cpu")
+        if getattr(env, "engine", None) is None or not can_render(env):
             task = self.saved["args"]["env_id"]
             harness.refuse("run", args.run, f"{task} has no MuJoCo scene to show; try evaluate.py --video")
-        self.agent = make_agent(self.saved, self.script, self.env, "cpu")
-        file = harness.policy_file(args.run)
-        self.file = os.path.join(file, "checkpoint.pt") if os.path.isdir(file) else file
-        self.file_time = os.stat(self.file).st_mtime_ns
         torch.manual_seed(args.seed)
-        self.push_generator = torch.Generator().manual_seed(args.seed)
         self.address, port = find_address(args.host, args.port)
         with contextlib.redirect_stdout(io.StringIO()):  # viser's own banner; `announce` says more
             self.server = viser.ViserServer(self.address, port, label="popgrad", verbose=False)
         self.server.gui.configure_theme(show_logo=False, show_share_button=False)
         self.server.gui.main_panel.dock_right()
-        self.scene = Scene(self.server, self.env.engine.renderer)
+        self.server.on_client_connect(self.open)
+        warnings.filterwarnings("ignore", "Queued a .* on a closed connection")  # a tab may close during an update
+
+    def open(self, tab):
+        """Begin to play in a new tab, a viser.ClientHandle."""
+        threading.Thread(target=self.play, args=(tab,), daemon=True).start()  # viser's own threads are few
+
+    def play(self, tab):
+        """Play in a tab until it is closed."""
+        page = Page(self, tab)
+        due = time.monotonic()
+        while tab.client_id in self.server.get_clients():
+            try:
+                page.update()
+            except RuntimeError as error:
+                # viser 1.1.1 wakes its sender from this thread, which may fail; what it was given it sends all the same
+                if "deque mutated" not in str(error):
+                    raise
+            now = time.monotonic()
+            due = max(due + page.period(), now)  # time that was lost is not made up for
+            time.sleep(due - now)
+
+
+class Page:
+    """What a tab shows: a policy that plays in args.num_envs environments, of which one or all are in the scene."""
+
+    def __init__(self, viewer, tab):
+        args = viewer.args
+        self.saved = viewer.saved
+        self.script = viewer.script
+        self.file = viewer.file
+        self.file_time = viewer.file_time
+        self.tab = tab
+        self.env = make_env(self.saved, args.num_envs, args.seed, "auto", "cpu")
+        self.agent = make_agent(self.saved, self.script, self.env, "cpu")
+        self.push_generator = torch.Generator().manual_seed(args.seed)
+        self.scene = Scene(tab, self.env.engine.renderer)
         self.env.engine.renderer = self.scene
         self.commands = queue.SimpleQueue()  # from the buttons, which viser handles in threads of its own
         self.last = {}  # what happens periodically -> when it last did
@@ -320,11 +358,10 @@ class Page:
         self.playing = None  # the agent of `player`, and whether it samples its actions
         self.shown = None  # the worlds in the scene
         self.moved = False  # whether the scene is out of date
-        self.is_open = True
         self.begin_episodes()
 
     def add_controls(self):
-        gui = self.server.gui
+        gui = self.tab.gui
         num_agents = num_agents_of(self.saved)
         named = ["leader", BEST] if hasattr(self.script.Agent, "leader") else [BEST]
         agents = ["agent 0"] if num_agents == 1 else [*named, *(f"agent {k}" for k in range(num_agents))]
@@ -345,14 +382,14 @@ class Page:
         self.action_plot = self.add_plot("action", self.env.num_actions)
 
     def add_buttons(self, label, *names):
-        buttons = self.server.gui.add_button_group(label, names)
+        buttons = self.tab.gui.add_button_group(label, names)
         buttons.on_click(lambda _: self.commands.put(buttons.value))
 
     def add_plot(self, title, num_lines):
         series = [viser.uplot.Series(label="s")]
         for i in range(num_lines):
             series.append(viser.uplot.Series(stroke=f"hsl({360 * i // num_lines}, 65%, 45%)", width=1))
-        return self.server.gui.add_uplot(
+        return self.tab.gui.add_uplot(
             tuple(np.zeros((1 + num_lines, 2))),
             tuple(series),
             title=title,
@@ -433,7 +470,7 @@ class Page:
             return
         self.file_time = file_time
         try:
-            saved = read_checkpoint(self.file)
+            saved = harness.read_checkpoint(self.file)
         except ValueError as error:
             print(f"{self.file}: {error}; the page goes on with step {self.saved['global_step']:,}", flush=True)
             return
@@ -483,20 +520,9 @@ class Page:
         if self.is_due("text", TEXT_PERIOD):
             self.write()
 
-    def run(self):
-        """Play until `close`. While no tab is open the worlds stand still, so that a training run has the processor."""
-        due = time.monotonic()
-        while self.is_open:
-            if self.server.get_clients():
-                self.update()
-            period = 1.0 / (self.env.frame_rate * SPEEDS[self.speed.value])
-            now = time.monotonic()
-            due = max(due + period, now)  # time that was lost is not made up for
-            time.sleep(due - now)
-
-    def close(self):
-        self.is_open = False
-        self.server.stop()
+    def period(self):
+        """Seconds from one update to the next, at the speed that is chosen."""
+        return 1.0 / (self.env.frame_rate * SPEEDS[self.speed.value])
 
 
 def describe(length, episode_return, objective):
@@ -504,16 +530,16 @@ def describe(length, episode_return, objective):
     return f"| {length:.0f} | {episode_return:.1f} | {objective:.4g} |"
 
 
+@needs_output()
 def main(argv=None):
-    args = tyro.cli(Args, args=argv)
+    args = harness.parse_program_args(Args, "view", __doc__, argv)
     if args.num_envs < 1:
         harness.refuse("--num-envs", args.num_envs, "must be at least 1")
-    page = Page(args)
-    announce(args.run, args.host, page.address, page.server.get_port())
-    try:
-        page.run()
-    except KeyboardInterrupt:
-        page.close()
+    viewer = Viewer(args)
+    announce(args.run, args.host, viewer.address, viewer.server.get_port())
+    with contextlib.suppress(KeyboardInterrupt):
+        threading.Event().wait()
+    viewer.server.stop()
 
 
 if __name__ == "__main__":

@@ -95,7 +95,8 @@ class VectorEnv:
 
         action: (N, U), clamped to [-1, 1]. Returns obs (N, D) float32, reward (N,) float32, terminated (N,) bool,
         truncated (N,) bool and info with
-            final_obs (N, D)   the observation that ended the step, before any reset: equal to obs where not done
+            final_obs (N, D)   the observation that ended the step, before any reset: equal to obs where not done;
+                               where terminated nothing is learned from it, so that it need not be finite
             episode            done (N,) bool; return, length, objective (N,) float32, valid where done; shortened
                                episodes are left out: they are terminated or truncated, but not done
             metrics            the task's scalars, name -> 0-d tensor or float

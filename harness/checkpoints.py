@@ -48,6 +48,11 @@ def policy_file(path):
     return policy if os.path.isfile(policy) else path
 
 
+def checkpoint_file(path):
+    """The checkpoint.pt of a run's folder, whether or not it is there yet; any other path as it is."""
+    return os.path.join(path, "checkpoint.pt") if os.path.isdir(path) else path
+
+
 def load_network(agent, path):
     """Put the network and normalisers of a run or policy into `agent`. Refused unless all names and shapes fit."""
     state = load_checkpoint(policy_file(path), "--load")["learner"]["agent"]
@@ -70,7 +75,7 @@ def load_checkpoint(path, flag="--resume"):
 
 def read_checkpoint(path):
     """The checkpoint of a run's folder, or the one in a file. Raises ValueError (one line) where there is none."""
-    file = os.path.join(path, "checkpoint.pt") if os.path.isdir(path) else path
+    file = checkpoint_file(path)
     if not os.path.isfile(file):
         if file == path:
             raise ValueError("no such file or folder")

@@ -3,12 +3,13 @@
 import math
 
 import envs  # before torch: Isaac Gym must be imported first
+from envs.terminal import needs_output
 
 import torch
 import torch.nn as nn
 
 from harness import distributed
-from harness.errors import needs_output, refuse
+from harness.errors import refuse
 
 
 @needs_output()

@@ -4,6 +4,8 @@ import os
 import subprocess
 import sys
 
+from envs.terminal import say
+
 EVALUATE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "evaluate.py")
 
 
@@ -14,6 +16,6 @@ def film_leader(folder, device):
     if device == "cpu":
         command.append("--no-cuda")
     if subprocess.run(command).returncode:
-        print("no film: evaluate.py failed; training goes on", file=sys.stderr)
+        say("no film: evaluate.py failed; training goes on", file=sys.stderr)
         return None
     return path

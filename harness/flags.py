@@ -7,13 +7,14 @@ from dataclasses import fields
 from typing import Any, Callable, Dict, NamedTuple, Optional, Sequence, Tuple
 
 import envs  # before torch: Isaac Gym must be imported first
+from envs.terminal import needs_output
 
 import torch
 import tyro
 
 from harness import distributed
 from harness.checkpoints import load_checkpoint
-from harness.errors import needs_output, refuse
+from harness.errors import refuse
 from harness.help import print_help
 from harness.hyperparameters import CPU
 from harness.run import script_name
@@ -45,6 +46,7 @@ class Presets(NamedTuple):
     requested_envs: int  # the num_envs of `here` before it was rounded down to equal blocks
 
 
+@needs_output()
 def parse_args(
     Args: type,
     tuned: Dict[str, Dict[str, Any]],
@@ -132,7 +134,6 @@ def tuned_presets(Args, given, tuned):
     return Presets(here, on_gpu, requested_envs)
 
 
-@needs_output()
 def announce(Args, args, presets):
     """Print the command line that gives this run without presets, and what a GPU's presets would add."""
     changed = {}

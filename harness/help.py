@@ -1,15 +1,17 @@
-"""What --help prints: the flags of a script in the groups of its source, with the defaults of a task."""
+"""What --help prints: the flags of a script or program in the groups of its source, with their defaults."""
 
 import ast
 import inspect
 import re
+import sys
 import textwrap
-from dataclasses import fields
-from typing import Any, Dict, Literal, Union, get_args, get_origin
+from dataclasses import MISSING, fields
+from typing import Any, Dict, Literal, Optional, Sequence, Union, get_args, get_origin
 
-import envs
+import envs  # before torch, which tyro may import: Isaac Gym must be imported first
+from envs.terminal import say
 
-from harness.errors import needs_output
+import tyro
 
 WIDTH = 110
 COLUMN = 38  # where the descriptions begin
@@ -50,7 +52,9 @@ def spell_values(kind):
 def spell_default(value):
     if value is None:
         return "unset"
-    return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+    if isinstance(value, tuple):
+        return " ".join(map(str, value)) or "none"
+    return str(value)
 
 
 def describe(field, docstring, default):
@@ -62,9 +66,14 @@ def describe(field, docstring, default):
     else:
         usage = f"  --{name} {spell_values(field.type)}"
         shown = spell_default(default)
+    return in_columns(usage, f"{docstring} (default: {shown})")
+
+
+def in_columns(usage, description):
+    """How an argument is given, and beside it what it does, as lines of text."""
     indent = " " * COLUMN
     text = textwrap.fill(
-        f"{docstring} (default: {shown})",
+        description,
         WIDTH,
         initial_indent=indent,
         subsequent_indent=indent,
@@ -76,18 +85,45 @@ def describe(field, docstring, default):
     return f"{usage}\n{text}"
 
 
-@needs_output(may_close=True)  # `| head` has read enough
 def print_help(Args: type, script: str, defaults: Dict[str, Any], source: str) -> None:
     """Print all flags of a script.
 
     defaults: name -> value, for flags whose default is not that of Args; source: what these defaults belong to.
     """
-    by_name = {field.name: field for field in fields(Args) if field.init}
     tasks = textwrap.fill(f"Tasks: {', '.join(envs.TASKS)}; or your own.", WIDTH, subsequent_indent="  ")
     lines = [f"usage: python {script}.py [FLAGS]", "", tasks, "", f"The defaults below are those of {source}."]
+    say("\n".join(lines + describe_all(Args, defaults)))  # `| head` may have read enough
+
+
+def describe_all(Args, defaults):
+    """All arguments in their groups, as lines of text. One without a default has no dashes: its place says what it is.
+
+    defaults: name -> value, for flags whose default is not that of Args.
+    """
+    by_name = {field.name: field for field in fields(Args) if field.init}
+    lines = []
     for group, docstrings in read_groups(Args).items():
         lines += ["", group]
         for name, docstring in docstrings.items():
-            if name in by_name:
-                lines.append(describe(by_name[name], docstring, defaults.get(name, by_name[name].default)))
-    print("\n".join(lines))
+            if name not in by_name:
+                continue
+            default = defaults.get(name, by_name[name].default)
+            if default is MISSING:
+                lines.append(in_columns(f"  {name.upper()}", docstring))
+            else:
+                lines.append(describe(by_name[name], docstring, default))
+    return lines
+
+
+def parse_program_args(Args: type, program: str, purpose: str, argv: Optional[Sequence[str]] = None) -> Any:
+    """The arguments of a program that trains nothing, an Args. Its --help looks like that of the scripts.
+
+    program: the name of its file; purpose: its docstring, of which the help shows the first sentence.
+    """
+    given = sys.argv[1:] if argv is None else argv
+    if "--help" not in given and "-h" not in given:
+        return tyro.cli(Args, args=argv)
+    places = [field.name.upper() for field in fields(Args) if field.default is MISSING]
+    lines = [f"usage: python {program}.py {' '.join(places)} [FLAGS]", "", purpose.strip().splitlines()[0]]
+    say("\n".join(lines + describe_all(Args, {})))
+    sys.exit(0)

@@ -4,10 +4,12 @@ import math
 import os
 import sys
 import time
+import uuid
 from collections import defaultdict
 from datetime import timedelta
 
 import envs  # noqa: F401, before torch: Isaac Gym must be imported first
+from envs.terminal import say
 
 import numpy as np
 import torch
@@ -33,15 +35,16 @@ class Log:
         if args.track:  # before the writer, which it watches
             import wandb
 
-            run = wandb.init(
+            # One of our own if none is known, since what wandb.init returns may have none. A sweep sets WANDB_RUN_ID
+            self.wandb_id = wandb_id or os.environ.get("WANDB_RUN_ID") or uuid.uuid4().hex
+            wandb.init(
                 project=args.wandb_project_name,
                 name=os.path.basename(folder),
-                id=wandb_id,
+                id=self.wandb_id,
                 resume="allow",
                 config=vars(args),
                 sync_tensorboard=True,
             )
-            self.wandb_id = run.id
         self.writer = SummaryWriter(folder, purge_step=global_step + 1)  # what a resumed run logs again
         rows = "\n".join(f"|{key}|{value}|" for key, value in vars(args).items())
         self.writer.add_text("hyperparameters", f"|flag|value|\n|-|-|\n{rows}", global_step)
@@ -49,7 +52,10 @@ class Log:
         self.lasted = defaultdict(int)  # what a warning is about -> for how many iterations in a row
 
     def write(self, global_step, numbers, others):
-        """Log numbers, name -> float, and others, name -> list (a histogram), image or text; print a line."""
+        """Log numbers, name -> float, and others, name -> list (a histogram), image or text; print a line.
+
+        Returns whether the line could be printed: False where nobody reads standard output any more.
+        """
         now = time.monotonic()
         self.clock = [entry for entry in self.clock if now - entry[0] < TIME_LEFT_WINDOW] or self.clock[-1:]
         self.clock.append((now, global_step))
@@ -68,8 +74,9 @@ class Log:
         by_gap = not getattr(self.args, "ga_interval", 0.0)
         total_steps = self.args.num_iterations * self.args.num_envs * self.args.num_steps
         left = timedelta(seconds=int((total_steps - global_step) / self.steps_per_second(TIME_LEFT_WINDOW)))
-        print(f"{global_step:>10,} steps | {describe(numbers, by_gap)} | {speed:,.0f}/s | {left} left", flush=True)
+        printed = say(f"{global_step:>10,} steps | {describe(numbers, by_gap)} | {speed:,.0f}/s | {left} left")
         self.warn_of_what_lasts(numbers, by_gap)
+        return printed
 
     def steps_per_second(self, seconds):
         """Environment steps per second over the last so many seconds, or over the last iteration if that is longer."""
@@ -87,7 +94,7 @@ class Log:
         ):
             self.lasted[name] = self.lasted[name] + 1 if warning else 0
             if self.lasted[name] == iterations:
-                print(f"for {iterations} iterations, {warning}", file=sys.stderr)
+                say(f"for {iterations} iterations, {warning}", file=sys.stderr)
 
     def write_film(self, path, global_step):
         """Show a .gif among TensorBoard's images."""

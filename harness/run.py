@@ -8,6 +8,7 @@ import time
 from typing import Any, Dict, Optional
 
 import envs  # noqa: F401, before torch: Isaac Gym must be imported first
+from envs.terminal import say
 
 import torch
 
@@ -76,7 +77,7 @@ class Run:
                     restore(part, saved["rollout"][distributed.RANK][name])
             set_random_state(saved["random"][distributed.RANK])
         else:
-            print(f"the checkpoint is of {processes} processes, not {distributed.WORLD_SIZE}: all episodes begin anew")
+            say(f"the checkpoint is of {processes} processes, not {distributed.WORLD_SIZE}: all episodes begin anew")
             env = self.rollout["env"]
             for name in getattr(env, "curriculum", ()):
                 restore(getattr(env, name), saved["rollout"][0]["env"][name])
@@ -86,11 +87,12 @@ class Run:
     def check_finite(self, iteration: int, tensors: Dict[str, torch.Tensor]) -> None:
         """Raises FloatingPointError with the name of the first tensor (name -> tensor) that is not finite.
 
-        In the first iteration it also warns of rewards that are too small to learn from.
+        Tensors may be empty. In the first iteration it also warns of rewards that are too small to learn from.
         """
         if iteration == 1:
             warn_of_small_rewards(tensors["rewards"])
-        extremes = torch.stack([x for tensor in tensors.values() for x in tensor.aminmax()])  # NaN where any is
+        not_empty = [tensor for tensor in tensors.values() if tensor.numel()]
+        extremes = torch.stack([x for tensor in not_empty for x in tensor.aminmax()])  # NaN where any is
         if not extremes.isfinite().all():
             first = next(name for name, tensor in tensors.items() if not tensor.isfinite().all())
             raise FloatingPointError(f"iteration {iteration}: {first} not finite; the last checkpoint is from before")
@@ -131,7 +133,7 @@ class Run:
             save_checkpoint(os.path.join(self.folder, "checkpoint.pt"), checkpoint)
             self.unsaved = False
         except (OSError, RuntimeError) as error:  # RuntimeError: torch.save's
-            print(f"no checkpoint: {error}; training goes on", file=sys.stderr)
+            say(f"no checkpoint: {error}; training goes on", file=sys.stderr)
             self.unsaved = True
 
     def log(self, iteration: int, global_step: int, values: Dict[str, Any]) -> None:
@@ -146,8 +148,8 @@ class Run:
             else:
                 means[key] = torch.as_tensor(value, device=self.args.device).float().mean()
         means = dict(zip(means, distributed.average(torch.stack(list(means.values())).double()).tolist()))
-        if distributed.RANK == 0:
-            self.logger.write(global_step, means, others)
+        if distributed.RANK == 0 and not self.logger.write(global_step, means, others):
+            self.signals.output_closed()
 
     def close(self) -> None:
         """End the run: status 128 + the signal that stopped it, 1 if the last checkpoint could not be written."""
@@ -160,7 +162,7 @@ class Run:
                 sys.exit("the last checkpoint could not be written")
             resume = f"stopped; to resume: python {self.script}.py --resume {self.folder}"
             evaluate = f"finished: python evaluate.py {self.folder}"
-            print(resume if self.stopping else evaluate, flush=True)
+            say(resume if self.stopping else evaluate)
         if self.stopping:
             sys.exit(128 + self.stopping)
 
@@ -173,7 +175,7 @@ def warn_of_small_rewards(rewards):
     all 0 are no reason to warn, since a task may give its first one late.
     """
     if 0.0 < rewards.abs().max() < 1e-3:
-        print("rewards times --reward-scale are below 1e-3, too small to learn from: raise it", file=sys.stderr)
+        say("rewards times --reward-scale are below 1e-3, too small to learn from: raise it", file=sys.stderr)
 
 
 def script_name(Args):

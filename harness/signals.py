@@ -1,4 +1,4 @@
-"""Signals that stop a run: the first after its present iteration, with a checkpoint; a second one at once."""
+"""What stops a run: a signal or a closed output after its iteration, with a checkpoint; a second signal at once."""
 
 import contextlib
 import os
@@ -28,6 +28,10 @@ class StopSignals:
             with contextlib.suppress(OSError):  # in `2>&1 | tee log` Ctrl-C ends tee, too
                 # print could be interrupted halfway here, and must not be called again then
                 os.write(2, b"stopping after this iteration, with a checkpoint (Ctrl-C again: at once, without)\n")
+
+    def output_closed(self):
+        """Stop as at a signal, since nobody reads what the run prints any more, as after `| head`."""
+        self.received = self.received or signal.SIGPIPE
 
     def close(self):
         """Put back the handlers of before."""

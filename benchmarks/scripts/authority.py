@@ -16,6 +16,7 @@ import mujoco  # noqa: E402
 import numpy as np  # noqa: E402
 
 import envs  # noqa: E402
+from envs.terminal import needs_output  # noqa: E402
 
 RESULTS = pathlib.Path(__file__).resolve().parents[1] / "results"
 STEP = 0.2  # rad
@@ -62,6 +63,7 @@ def half_time(angles, target, timestep):
     return (covered[0] + 1) * timestep if len(covered) else np.inf
 
 
+@needs_output()
 def main():
     figure, axes = plt.subplots(8, 7, figsize=(14, 13), layout="constrained")
     axes = list(axes.flatten())

@@ -20,7 +20,9 @@ import warp as wp
 import envs
 import evaluate
 from benchmarks.scripts.experiments import ROOT
+from benchmarks.scripts.help import HelpFormatter
 from envs.engines import mujoco_warp, warp_kernels
+from envs.terminal import needs_output
 
 PAPERS_WORLDS = 24_576
 
@@ -96,11 +98,12 @@ def print_rows(env_id, num_envs, steps):
             )
 
 
+@needs_output()
 def main():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--env-id", default="all")
-    parser.add_argument("--num-envs", type=int, default=16)
-    parser.add_argument("--steps", type=int, default=2_000)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=HelpFormatter)
+    parser.add_argument("--env-id", default="all", help="a task, or all tasks")
+    parser.add_argument("--num-envs", type=int, default=16, help="environments")
+    parser.add_argument("--steps", type=int, default=2_000, help="control steps")
     args = parser.parse_args()
     tasks = sorted(envs.TASKS.keys() - set(envs.PURE_TORCH)) if args.env_id == "all" else [args.env_id]
     print(f"{args.num_envs} worlds, {args.steps:,} control steps\n")

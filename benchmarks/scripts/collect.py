@@ -23,6 +23,7 @@ import numpy as np
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from benchmarks.scripts.experiments import ROOT, experiment_names, find_runs, read_experiment
+from benchmarks.scripts.help import HelpFormatter
 
 COLUMNS = ("experiment", "variant", "seed", "tag", "step", "value")
 FINALS = (
@@ -132,7 +133,7 @@ def collect(experiment):
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=HelpFormatter)
     names = experiment_names()
     parser.add_argument("experiment", choices=names, metavar="EXPERIMENT", help=", ".join(names))
     collect(read_experiment(parser.parse_args(argv).experiment))

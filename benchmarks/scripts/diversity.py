@@ -19,7 +19,8 @@ import statistics
 import torch
 
 import evaluate
-from envs.terminal import plus_minus
+from benchmarks.scripts.help import HelpFormatter
+from envs.terminal import needs_output, plus_minus
 
 RESULTS = pathlib.Path(__file__).resolve().parents[1] / "results"
 RUNS = {
@@ -90,12 +91,13 @@ def visited_states(script, flags, num_states):
     return states[torch.randperm(len(states), generator=generator)[:num_states]]
 
 
+@needs_output()
 def main(argv=None):
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--env-id", default="Moat")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=HelpFormatter)
+    parser.add_argument("--env-id", default="Moat", help="the task")
     parser.add_argument("--seeds", type=int, default=5, help="trainings of each, with seeds 1, 2, ...")
     parser.add_argument("--num-states", type=int, default=8_192, help="observations of each training")
-    parser.add_argument("--results", type=pathlib.Path, default=RESULTS)
+    parser.add_argument("--results", type=pathlib.Path, default=RESULTS, help="the folder of the table")
     args, flags = parser.parse_known_args(argv)
     states = {}
     for name, (script, *own) in RUNS.items():

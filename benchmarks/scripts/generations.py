@@ -14,6 +14,7 @@ import re
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from benchmarks.scripts.collect import read_curves
+from benchmarks.scripts.help import HelpFormatter
 from benchmarks.scripts.plot import Figure, save
 
 LINEAGE = "evolution/lineage/text_summary"
@@ -89,7 +90,7 @@ def draw(folder, path):
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=HelpFormatter)
     parser.add_argument("folder", type=pathlib.Path, help="the folder of a run of epo.py")
     parser.add_argument("--out", type=pathlib.Path, default="generations.png", help="the picture")
     args = parser.parse_args(argv)

@@ -20,7 +20,9 @@ import torch
 
 import envs
 from benchmarks.scripts import throughput
+from benchmarks.scripts.help import HelpFormatter
 from benchmarks.scripts.throughput import ROOT
+from envs.terminal import needs_output
 
 TASKS = ("AllegroKukaRegrasping", "AllegroHand", "Ant")
 POPULATION = ("epo.py", "--env-id", "AllegroKukaRegrasping", "--num-agents", "64")  # the papers' command
@@ -158,8 +160,9 @@ def attempt(what, seconds_left, measure, *args):
         print_failure(what, error)
 
 
+@needs_output()
 def main(argv=None):
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=HelpFormatter)
     parser.add_argument("--cpu", action="store_true", help="tiny sizes on the CPU, even if there is a GPU")
     parser.add_argument("--minutes", type=float, default=6.0, help="after which nothing is begun and training stops")
     args = parser.parse_args(argv)

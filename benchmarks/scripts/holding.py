@@ -19,9 +19,11 @@ import argparse
 import torch
 
 import evaluate
+from benchmarks.scripts.help import HelpFormatter
 from envs.rotations import conjugate, rotate
 from envs.tasks.allegro_kuka import LIFT_OFFSET, LIFT_THRESHOLD, NEAR_FACTOR, OBJECT, AllegroKukaBase
 from envs.tasks.allegro_kuka_held_starts import STARTS, HeldStarts
+from envs.terminal import needs_output
 
 REACH = 0.02  # m
 HELD_SECONDS = 0.5
@@ -84,12 +86,14 @@ def play(env, obs, player):
     return seen, terms
 
 
+@needs_output()
 def main(argv=None):
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=HelpFormatter)
     parser.add_argument("run", help="a run's folder or a policy's")
-    parser.add_argument("--episodes", type=int, default=256)
-    parser.add_argument("--start", choices=[start.name for start in STARTS if start.first], default="original")
-    parser.add_argument("--seed", type=int, default=1_000_000)
+    parser.add_argument("--episodes", type=int, default=256, help="one in each environment")
+    starts = [start.name for start in STARTS if start.first]
+    parser.add_argument("--start", choices=starts, default="original", help="how episodes begin")
+    parser.add_argument("--seed", type=int, default=1_000_000, help="random seed")
     args = parser.parse_args(argv)
     saved, script = evaluate.load(args.run)
     trained = f"{saved['args']['env_id']}, {saved['script']}.py, {saved['global_step']:,} steps"

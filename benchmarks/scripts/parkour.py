@@ -9,7 +9,9 @@ import argparse
 import torch
 
 import evaluate
+from benchmarks.scripts.help import HelpFormatter
 from envs.models.parkour_terrain import KINDS, NUM_GOALS, NUM_LEVELS
+from envs.terminal import needs_output
 
 
 def count_goals(env, player):
@@ -31,13 +33,14 @@ def format_table(values, pattern):
     return "\n".join(lines)
 
 
+@needs_output()
 def main(argv=None):
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=HelpFormatter)
     parser.add_argument("run", help="a run's folder, a checkpoint file, or a folder of policies/")
     parser.add_argument("--episodes", type=int, default=8, help="of each kind on each level")
-    parser.add_argument("--agent", type=int, default=0)
-    parser.add_argument("--sampled", action="store_true")
-    parser.add_argument("--seed", type=int, default=1_000_000)
+    parser.add_argument("--agent", type=int, default=0, help="the agent that acts")
+    parser.add_argument("--sampled", action="store_true", help="sample actions instead of taking their mean")
+    parser.add_argument("--seed", type=int, default=1_000_000, help="random seed")
     args = parser.parse_args(argv)
     saved, script = evaluate.load(args.run)
     num_envs = args.episodes * len(KINDS) * NUM_LEVELS

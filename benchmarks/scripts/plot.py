@@ -24,6 +24,7 @@ except ModuleNotFoundError:
 
 from benchmarks.scripts.collect import read_curves
 from benchmarks.scripts.experiments import experiment_names, read_experiment
+from benchmarks.scripts.help import HelpFormatter
 from benchmarks.scripts.summarize import read_numbers, select_curves, select_values
 
 MAX_COLUMNS = 4
@@ -143,7 +144,7 @@ def draw_experiment(curves, finals, label, path):
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=HelpFormatter)
     names = experiment_names()
     parser.add_argument("names", nargs="+", metavar="NAME", help=f"a run's folder, or one of {', '.join(names)}")
     parser.add_argument("--tag", nargs="+", help="what to draw; of an experiment one tag, by default its score")

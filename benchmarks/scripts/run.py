@@ -18,6 +18,7 @@ import time
 
 from benchmarks.scripts.collect import collect
 from benchmarks.scripts.experiments import ROOT, experiment_names, find_runs, read_experiment
+from benchmarks.scripts.help import HelpFormatter
 
 
 def start(run, core):
@@ -102,13 +103,13 @@ def execute(runs, cores):
 
 
 def parse_args(argv=None):
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=HelpFormatter)
     names = experiment_names()
     parser.add_argument("experiment", choices=names, metavar="EXPERIMENT", help=", ".join(names))
     parser.add_argument("--variants", nargs="+", metavar="VARIANT", help="run only these")
     parser.add_argument("--seeds", nargs="+", type=int, metavar="SEED", help="run only these")
     available = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else range(os.cpu_count())
-    parser.add_argument("--cores", nargs="+", type=int, choices=available, default=available, help="CPU cores (all)")
+    parser.add_argument("--cores", nargs="+", type=int, choices=available, default=available, help="CPU cores")
     return parser.parse_args(argv)
 
 

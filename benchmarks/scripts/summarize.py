@@ -15,6 +15,7 @@ import numpy as np
 
 from benchmarks.scripts.collect import read_all, read_csv
 from benchmarks.scripts.experiments import experiment_names, read_experiment
+from benchmarks.scripts.help import HelpFormatter
 
 
 def improvement(x, y):
@@ -113,7 +114,7 @@ def column_table(columns, others, sign):
 
 
 def parse_args(argv=None):
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=HelpFormatter)
     names = experiment_names()
     parser.add_argument("experiments", nargs="+", choices=names, metavar="EXPERIMENT", help=", ".join(names))
     parser.add_argument("--tag", nargs="+", help="what is compared (each experiment's score); several with --columns")

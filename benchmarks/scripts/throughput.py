@@ -27,6 +27,8 @@ import torch
 
 import envs
 from benchmarks.scripts.collect import read_curves
+from benchmarks.scripts.help import HelpFormatter
+from envs.terminal import needs_output
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SMALL = ["--no-lstm", "--hidden-sizes", "256", "128", "64", "--update-epochs", "2"]
@@ -139,12 +141,13 @@ def train(command, seconds=math.inf):
     return Training(first_iteration, speed, rollout, update, memory, torch_memory, curves)
 
 
+@needs_output()
 def main():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--env-id", default="AllegroKukaRegrasping")
-    parser.add_argument("--num-envs", type=int, nargs="+", default=[1_024])
-    parser.add_argument("--num-agents", type=int, nargs="+", default=[6, 64])
-    parser.add_argument("--iterations", type=int, default=7)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=HelpFormatter)
+    parser.add_argument("--env-id", default="AllegroKukaRegrasping", help="the task")
+    parser.add_argument("--num-envs", type=int, nargs="+", default=[1_024], help="environments")
+    parser.add_argument("--num-agents", type=int, nargs="+", default=[6, 64], help="agents of the populations")
+    parser.add_argument("--iterations", type=int, default=7, help="of each run")
     args = parser.parse_args()
     if args.env_id == "all":
         print("| env id | engine, steps/s | environment, steps/s | share |\n|-|-|-|-|")

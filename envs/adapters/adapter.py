@@ -37,8 +37,9 @@ def check_actions(space):
 def check_observations(space):
     """Raises UnsupportedError (one line) where a Gymnasium space of observations has images or texts for the policy.
 
-    An image is a Box of 8-bit numbers with two or more dimensions. Flattened, it and a text are numbers from which no
-    MLP learns. What else a dict holds than the entry of POLICY_OBSERVATIONS does not matter.
+    An image has two dimensions of 8-bit numbers, or three or more dimensions of whatever numbers. Flattened, it and a
+    text are numbers from which no MLP learns. What else a dict holds than the entry of POLICY_OBSERVATIONS does not
+    matter.
     """
     parts = getattr(space, "spaces", None)
     if isinstance(parts, dict):
@@ -48,7 +49,8 @@ def check_observations(space):
         check_observations(part)
     if hasattr(space, "character_set"):
         raise UnsupportedError(f"observations must be numbers, this has the text {space}")
-    if space.dtype == np.uint8 and len(space.shape) > 1:
+    dimensions = len(space.shape or ())  # a sequence or a graph has no shape
+    if dimensions > 2 or (dimensions == 2 and space.dtype == np.uint8):
         raise UnsupportedError(f"observations must not be images, this has {type(space).__name__}{space.shape}")
 
 

@@ -1,8 +1,12 @@
 """`gymnasium:Hopper-v5`, or `gymnasium:my_package:MyEnv-v0` for one that your own package registers when imported."""
 
+import contextlib
 import difflib
+import math
+import numbers
 import os
 import sys
+import traceback
 from fractions import Fraction
 
 import gymnasium
@@ -12,6 +16,7 @@ from gymnasium.vector import AutoresetMode
 from gymnasium.wrappers import FilterObservation, FlattenObservation
 
 from envs.adapters.adapter import POLICY_OBSERVATIONS, Adapter, check_actions, check_known, check_observations
+from envs.base import UnsupportedError
 from envs.imports import import_module
 
 OWN = "gymnasium:my_package:MyEnv-v0, where my_package registers MyEnv-v0"
@@ -26,21 +31,60 @@ def flat(env):
     return FlattenObservation(env)
 
 
-def make_for_films(name):
-    """One environment, and the arguments with which it can be drawn: none where it offers no such mode.
+@contextlib.contextmanager
+def construction():
+    """Raises UnsupportedError (one line), from its cause, in place of whatever an environment's constructor raises.
 
-    Some say in their metadata that they draw, but take no argument `render_mode`.
+    Gymnasium's own errors, and those of missing packages, explain themselves. Others come from somebody's code, so
+    that the line also says where they were raised.
     """
-    env = gymnasium.make(name)
-    if "rgb_array" not in env.metadata.get("render_modes", []):
-        return env, {}
+    try:
+        yield
+    except (ImportError, gymnasium.error.Error) as error:
+        raise UnsupportedError(first_line(error)) from error
+    except Exception as error:
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        reason = f"{type(error).__name__}: {first_line(error)} ({place.filename}, line {place.lineno})"
+        raise UnsupportedError(f"its constructor fails with {reason}") from error
+
+
+def first_line(error):
+    """The first line of an exception's message, or what it is where it has none."""
+    return (str(error) or repr(error)).splitlines()[0]
+
+
+def make_for_films(name):
+    """One environment, the arguments with which it can be drawn, and why there are none ("" where there are).
+
+    Some say in their metadata that they draw, but fail with `render_mode`: they may not take it, or need a package.
+    """
+    with construction():
+        env = gymnasium.make(name)
+    if "rgb_array" not in (env.metadata.get("render_modes") or ()):
+        return env, {}, 'this environment has no render mode "rgb_array"'
     drawing = {"render_mode": "rgb_array"}
     try:
-        return gymnasium.make(name, **drawing), drawing
-    except TypeError as error:
-        if "render_mode" not in str(error):
-            raise
-    return env, {}
+        with construction():
+            return gymnasium.make(name, **drawing), drawing, ""
+    except UnsupportedError as error:
+        return env, {}, f'with the render mode "rgb_array": {error}'
+
+
+def find_frame_rate(env):
+    """Control steps per second: of the environment's period `dt` (s), or else its `render_fps`, which may be rounded.
+
+    None where it says neither as a positive number.
+    """
+    period = getattr(env.unwrapped, "dt", None)
+    rate = 1.0 / float(period) if is_positive(period) else env.metadata.get("render_fps")
+    if not is_positive(rate):
+        return None
+    return max(Fraction(float(rate)).limit_denominator(1000), Fraction(1, 1000))
+
+
+def is_positive(value):
+    """Whether a value from somebody's environment is a positive number, and finite."""
+    return isinstance(value, numbers.Real) and math.isfinite(value) and value > 0
 
 
 class Gymnasium(Adapter):
@@ -64,10 +108,8 @@ class Gymnasium(Adapter):
                 did_you_mean = f", did you mean {nearest[0]}?" if nearest else ""
                 raise ValueError(f"{package} registers no {registered}{did_you_mean}")
         check_known(registered, gymnasium.registry.keys(), f" For your own: {OWN}")
-        try:
+        with construction():
             env = gymnasium.make(name)
-        except (ImportError, gymnasium.error.Error) as error:  # an old version, or another package is missing
-            raise ValueError((str(error) or repr(error)).splitlines()[0]) from error
         env.close()
         check_actions(env.action_space)
         check_observations(env.observation_space)
@@ -76,26 +118,23 @@ class Gymnasium(Adapter):
 
     def __init__(self, name, num_envs, device, seed):
         super().__init__(num_envs, device, seed)
-        env, drawing = make_for_films(name)
+        env, drawing, self.no_films = make_for_films(name)
         env.close()
-        self.env = gymnasium.make_vec(
-            name,
-            num_envs,
-            vectorization_mode="sync",
-            vector_kwargs={"autoreset_mode": AutoresetMode.DISABLED},
-            wrappers=[flat],
-            **drawing,
-        )
+        with construction():
+            self.env = gymnasium.make_vec(
+                name,
+                num_envs,
+                vectorization_mode="sync",
+                vector_kwargs={"autoreset_mode": AutoresetMode.DISABLED},
+                wrappers=[flat],
+                **drawing,
+            )
         self.set_action_space(self.env.single_action_space)
         self.num_obs = self.env.single_observation_space.shape[0]
         self.max_episode_steps = env.spec.max_episode_steps or sys.maxsize  # without a limit it ends them itself
-        period = getattr(env.unwrapped, "dt", None)  # s
-        if isinstance(period, float) and period > 0.0:
-            rate = 1.0 / period
-        else:
-            rate = env.metadata.get("render_fps") or 0.0  # rounded, if there is one
-        if rate > 0.0:
-            self.frame_rate = max(Fraction(rate).limit_denominator(1000), Fraction(1, 1000))
+        rate = find_frame_rate(env)
+        if rate is not None:
+            self.frame_rate = rate
         self.obs = torch.zeros(num_envs, self.num_obs, device=self.device)
 
     def reset_where(self, mask):
@@ -111,11 +150,11 @@ class Gymnasium(Adapter):
 
     def render(self, index):
         """Raises RuntimeError (one line) where the environment cannot be drawn here."""
-        if self.env.render_mode != "rgb_array":
-            raise RuntimeError('this environment has no render mode "rgb_array"')
+        if self.no_films:
+            raise RuntimeError(self.no_films)
         if not any(name in os.environ for name in ("MUJOCO_GL", "DISPLAY", "WAYLAND_DISPLAY")):
             os.environ["MUJOCO_GL"] = "egl"  # Gymnasium would try GLFW, which needs a display
         try:
             return np.ascontiguousarray(self.env.envs[index].render())
         except Exception as error:  # each backend has its own exception type, and so has a missing package
-            raise RuntimeError((str(error) or repr(error)).splitlines()[0]) from error
+            raise RuntimeError(first_line(error)) from error

@@ -11,7 +11,7 @@ import torch
 from isaaclab.app import launch_simulation
 from isaaclab_tasks.utils import resolve_task_config
 
-from envs.adapters.adapter import Adapter, check_actions, check_known
+from envs.adapters.adapter import Adapter, check_actions, check_known, check_observations
 
 PPO = "rsl_rl_cfg_entry_point"  # in a task's registration: Isaac Lab's own PPO, which says what the actor observes
 SIMULATION = {}  # (task, environments, device) -> environment, groups, simulation; Isaac Lab holds one per process
@@ -50,6 +50,8 @@ class IsaacLab(Adapter):
             SIMULATION[kind] = (gymnasium.make(name, cfg=config).unwrapped, groups, simulation)
         self.env, self.groups, _ = SIMULATION[kind]
         check_actions(self.env.single_action_space)
+        for group in self.groups:
+            check_observations(self.env.single_observation_space[group])
         self.set_action_space(self.env.single_action_space)
         self.num_obs = sum(int(np.prod(self.env.single_observation_space[group].shape)) for group in self.groups)
         self.max_episode_steps = self.env.max_episode_length

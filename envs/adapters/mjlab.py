@@ -15,7 +15,7 @@ from mjlab.envs import ManagerBasedRlEnv
 from mjlab.tasks.registry import list_tasks, load_env_cfg
 from mjlab.viewer.offscreen_renderer import OffscreenRenderer
 
-from envs.adapters.adapter import Adapter, check_known
+from envs.adapters.adapter import Adapter, check_known, check_observations
 
 warp.config.log_level = warp.LOG_WARNING  # otherwise it prints a line for every kernel that it loads
 
@@ -50,6 +50,7 @@ class Mjlab(Adapter):
         config.auto_reset = False  # `reset_where` resets, since staggered clocks end episodes too
         with contextlib.redirect_stdout(io.StringIO()):  # tables of all terms
             self.env = ManagerBasedRlEnv(config, device=str(self.device))
+        check_observations(self.env.single_observation_space)
         self.num_obs = self.env.single_observation_space.spaces["actor"].shape[0]
         self.num_actions = self.env.single_action_space.shape[0]
         self.max_episode_steps = self.env.max_episode_length

@@ -67,4 +67,11 @@ def launch_simulation(cfg, launcher_args=None):
     yield
 
 
+class WithCamera(DirectRLEnv):
+    def __init__(self, cfg, render_mode=None, **kwargs):
+        super().__init__(cfg)
+        self.single_observation_space = Dict({"policy": Box(0.0, 1.0, (8, 8, 3))})
+
+
 gymnasium.register("Isaac-Stub", DirectRLEnv, disable_env_checker=True, kwargs={"rsl_rl_cfg_entry_point": None})
+gymnasium.register("Isaac-Camera", WithCamera, disable_env_checker=True, kwargs={"rsl_rl_cfg_entry_point": None})

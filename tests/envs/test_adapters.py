@@ -211,8 +211,34 @@ class OnlyPromisesToDraw(Odd):
 class WithoutTime(Odd):
     dt = 0.0
 
+class WithoutEnd(Odd):
+    metadata = {"render_modes": None, "render_fps": float("inf")}
+
+class DrawsBadly(Odd):
+    metadata = {"render_modes": ["rgb_array"]}
+
+    def __init__(self, render_mode=None):
+        if render_mode:
+            raise OSError("no screen")
+
 class Image(Odd):
     observation_space = Box(0, 255, (64, 64, 3), np.uint8)
+
+class GreyImage(Odd):
+    observation_space = Box(0, 255, (64, 64), np.uint8)
+
+class FloatImage(Odd):
+    observation_space = Dict({"camera": Box(0.0, 1.0, (8, 8, 3)), "joints": Box(-9.0, 9.0, (2,))})
+
+class DepthImage(Odd):
+    observation_space = Box(0, 4000, (1, 8, 8), np.int32)
+
+class Failing(Odd):
+    def __init__(self):
+        raise ZeroDivisionError("so many robots\\nshare nothing")
+
+class Table(Odd):
+    observation_space = Box(-9.0, 9.0, (1, 2))
 
 class Instruction(Odd):
     observation_space = Dict({"joints": Box(-9.0, 9.0, (2,)), "goal": Dict({"text": Text(8)})})
@@ -226,12 +252,14 @@ class Blind(Odd):
 class HalfBounded(Odd):
     action_space = Box(np.array([-3.4e38, -1.0]), np.array([3.4e38, 1.0]), dtype=np.float64)
 
-for kind in (OnlyPromisesToDraw, WithoutTime, Image, Instruction, ImageBesideState, Blind, HalfBounded):
+for kind in [kind for kind in globals().values() if isinstance(kind, type) and issubclass(kind, Odd)]:
     gymnasium.register(f"{kind.__name__}-v0", kind)
 """
 
 
-@pytest.mark.parametrize("name", ["OnlyPromisesToDraw", "WithoutTime", "ImageBesideState"])
+@pytest.mark.parametrize("name", [
+    "OnlyPromisesToDraw", "WithoutTime", "WithoutEnd", "DrawsBadly", "ImageBesideState", "Table",
+])  # fmt: skip
 def test_odd_environments_that_can_be_learned_from_train(name, tmp_path):
     (tmp_path / "odd.py").write_text(ODD)
     ppo.main(f"--env-id gymnasium:odd:{name}-v0 {TINY} --total-timesteps 256".split())
@@ -248,9 +276,13 @@ def test_odd_environments_that_can_be_learned_from_train(name, tmp_path):
     "name, what",
     [
         ("Image", "Box(64, 64, 3)"),
+        ("GreyImage", "Box(64, 64)"),
+        ("FloatImage", "Box(8, 8, 3)"),
+        ("DepthImage", "Box(1, 8, 8)"),
         ("Instruction", "Text(1, 8"),
         ("Blind", "observation"),
         ("HalfBounded", "3.4e+38"),
+        ("Failing", "ZeroDivisionError: so many robots"),
     ],
 )
 def test_odd_environments_from_which_nothing_is_learned_are_refused(name, what, tmp_path, capsys):
@@ -262,6 +294,19 @@ def test_odd_environments_from_which_nothing_is_learned_are_refused(name, what, 
     assert line.startswith(f"--env-id gymnasium:odd:{name}-v0: ")
     assert what in line
     assert not (tmp_path / "runs").exists()
+
+
+def test_the_cause_of_a_failing_constructor_is_kept(tmp_path):
+    (tmp_path / "odd.py").write_text(ODD)
+    with pytest.raises(envs.UnsupportedError) as raised:
+        envs.make("gymnasium:odd:Failing-v0", 2)
+    assert isinstance(raised.value.__cause__, ZeroDivisionError)
+
+
+def test_why_an_environment_is_not_drawn(tmp_path):
+    (tmp_path / "odd.py").write_text(ODD)
+    with pytest.raises(RuntimeError, match="no screen"):
+        envs.make("gymnasium:odd:DrawsBadly-v0", 2).render(0)
 
 
 @pytest.mark.parametrize(

@@ -405,6 +405,31 @@ class Broken(Drift):
         return obs.double() if self.mistake == "double" else obs + self.hidden[0] * (self.mistake == "state")
 
 
+class Falls(Drift):
+    """What it observes outside of its square is not a number."""
+
+    def observe(self):
+        return super().observe().masked_fill((self.position.abs() > 1.2).any(1)[:, None], math.nan)
+
+
+def test_a_terminated_episodes_last_observation_may_be_nan():
+    env = Falls(8, "cpu", 1)
+    _, finished = check_env(env, 50)
+    assert finished > 0
+
+
+class Late(Drift):
+    """Drift whose last observation before the time limit is not a number."""
+
+    def observe(self):
+        return super().observe().masked_fill((self.episode_step == 7)[:, None], math.nan)
+
+
+def test_a_truncated_episodes_last_observation_must_be_a_number():
+    with pytest.raises(ContractError, match="final_obs.* not finite"):
+        check_env(Late(8, "cpu", 1), 50)
+
+
 @pytest.mark.parametrize(
     "mistake, message",
     [

@@ -28,3 +28,8 @@ def test_the_contract_a_run_and_its_resumption(stub, capsys):
     _, episodes = check_env(envs.make("isaaclab:Isaac-Stub", 4), 60)
     assert episodes >= 16
     test_adapters.test_training_resuming_and_evaluating("isaaclab:Isaac-Stub", capsys)
+
+
+def test_images_are_refused(stub):
+    with pytest.raises(envs.UnsupportedError, match=r"Box\(8, 8, 3\)"):
+        envs.make("isaaclab:Isaac-Camera", 4)

@@ -114,23 +114,24 @@ def test_resuming_continues_the_log_in_the_same_folder():
 
 
 def test_weights_and_biases_continues_the_same_run(monkeypatch):
-    """Its id is kept also by a part of the run that it does not see."""
-    ids = iter(["first", "second", "third"])
+    """Its id is kept also by a part of the run that it does not see. A sweep chooses the id."""
+    monkeypatch.delenv("WANDB_RUN_ID", raising=False)
     calls = []
-
-    def init(**options):
-        calls.append(options)
-        return SimpleNamespace(id=options["id"] or next(ids))
-
-    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init))
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=lambda **options: calls.append(options)))
     train(ppo, command(ppo, iterations=1) + " --track")
     folder = the_run()
-    assert checkpoint(folder)["wandb_id"] == "first"
     train(ppo, resume(folder, 2) + " --no-track")
     train(ppo, resume(folder, 3) + " --track")
-    assert [call["id"] for call in calls] == [None, "first"]
-    assert [call["resume"] for call in calls] == ["allow"] * 2
-    assert checkpoint(folder)["wandb_id"] == "first"
+    train(ppo, command(ppo, iterations=1) + " --track")
+    monkeypatch.setenv("WANDB_RUN_ID", "of_a_sweep")
+    train(ppo, command(ppo, iterations=1) + " --track")
+    first, resumed, second, swept = (call["id"] for call in calls)
+    assert first
+    assert resumed == first
+    assert checkpoint(folder)["wandb_id"] == first
+    assert second != first
+    assert swept == "of_a_sweep"
+    assert [call["resume"] for call in calls] == ["allow"] * 4
 
 
 def test_a_file_is_resumed_beside_it():

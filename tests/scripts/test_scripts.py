@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 import time
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 
 import mujoco
 import pytest
@@ -24,6 +24,7 @@ import harness
 import pbt
 import ppo
 import sapg
+import view
 from envs.base import VectorEnv
 from envs.engines import make_engine
 from harness import hyperparameters
@@ -259,8 +260,22 @@ def test_help_has_the_groups_of_the_source(capsys):
     assert set(groups["EPO"]) == own
 
 
-def test_help_into_a_pipe_that_is_closed():
-    process = start(epo, "--help")
+@pytest.mark.parametrize("program", [evaluate, export, view], ids=lambda program: program.__name__)
+def test_help_of_a_program_lists_every_argument_and_its_default(program, capsys):
+    assert train(program, "--help") == 0
+    text = " ".join(capsys.readouterr().out.split())
+    for f in fields(program.Args):
+        if f.default is MISSING:
+            assert f" {f.name.upper()} " in text
+        else:
+            described = text[text.index(f" {flag(f.name)}") :]
+            shown = re.search(r"\(default: (.*?)\)", described).group(1)
+            assert shown in (str(f.default), flag(f.name), flag(f"no_{f.name}"), "unset", "none")
+
+
+@pytest.mark.parametrize("program", [epo, evaluate], ids=lambda program: program.__name__)
+def test_help_into_a_pipe_that_is_closed(program):
+    process = start(program, "--help")
     process.stdout.close()
     assert process.stderr.read() == ""
     assert process.wait() == 0

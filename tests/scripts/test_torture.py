@@ -6,6 +6,8 @@ import random
 import resource
 import shutil
 import signal
+import subprocess
+import sys
 import time
 
 import pytest
@@ -15,8 +17,9 @@ import epo
 import harness.checkpoints
 import harness.run
 import ppo
+from envs.terminal import needs_output
 from tests.conftest import the_run
-from tests.scripts.conftest import assert_same_state, checkpoint, refused, start, train
+from tests.scripts.conftest import ENVIRONMENT, ROOT, assert_same_state, checkpoint, refused, start, train
 
 STEPS = 16 * 8  # of an iteration
 FLAGS = "--no-cuda --env-id Moat --num-envs 16 --num-steps 8 --num-minibatches 2 --update-epochs 1 --hidden-sizes 8"
@@ -186,6 +189,39 @@ def test_ctrl_c_in_a_terminal(gone):
     if not gone:
         assert len(err.splitlines()) == 1  # which says that the run is about to end
     assert f"{checkpoint(the_run())['global_step']:,} steps" in out.splitlines()[-2]
+
+
+# ---------------------------------------------------------------- a closed output
+
+
+def test_a_run_whose_output_nobody_reads_saves_and_stops(capsys):
+    process, _ = started(epo, f"{FLAGS} {POPULATION[epo]} --total-timesteps 1000000000000")
+    process.stdout.close()
+    assert process.wait(timeout=60) == 128 + signal.SIGPIPE
+    assert process.stderr.read() == ""
+    iteration = checkpoint(the_run())["iteration"]
+    assert train(epo, f"--no-cuda --resume {the_run()} --total-timesteps {(iteration + 1) * STEPS}") == 0
+    assert checkpoint(the_run())["iteration"] == iteration + 1
+
+
+@pytest.mark.parametrize("command", [
+    f"{{root}}/ppo.py {FLAGS} {EIGHT}",
+    "{root}/evaluate.py {root}/policies/Moat --episodes 2", "{root}/export.py {root}/policies/Moat policy",
+    "{root}/view.py {root}/policies/Ant", "-m envs.check Moat",
+])  # fmt: skip
+def test_a_program_whose_output_nobody_reads_ends_quietly(command):
+    words = command.format(root=ROOT).split()
+    reader, writer = os.pipe()
+    os.close(reader)
+    process = subprocess.run([sys.executable, *words], stdout=writer, stderr=subprocess.PIPE, env=ENVIRONMENT)
+    os.close(writer)
+    assert process.stderr == b""
+    assert process.returncode == 128 + signal.SIGPIPE
+
+
+def test_a_closed_pipe_that_is_not_standard_output_is_an_error():
+    with pytest.raises(BrokenPipeError), needs_output():
+        raise BrokenPipeError
 
 
 # ---------------------------------------------------------------- a full disk

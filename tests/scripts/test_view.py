@@ -6,8 +6,8 @@ import os
 import pathlib
 import shutil
 import socket
-import threading
 import time
+from types import SimpleNamespace
 
 import mujoco
 import numpy as np
@@ -29,29 +29,39 @@ PATIENCE = 90.0  # s, for a browser that draws without a GPU
 
 
 @contextlib.contextmanager
-def open_page(task):
-    """The page of four agents after one iteration of training, with three worlds and no thread of its own."""
+def serve(task):
+    """view.py at a run of four agents after one iteration of training, with three worlds."""
     flags = f"--no-cuda --env-id {task} --num-agents 4 --num-envs 16 --num-minibatches 1 --num-steps 4"
     sapg.main(f"{flags} --total-timesteps 64 --hidden-sizes 8".split())
-    page = view.Page(view.Args(str(the_run()), num_envs=3))
-    yield page
-    page.close()
+    viewer = view.Viewer(view.Args(str(the_run()), num_envs=3))
+    yield viewer
+    viewer.server.stop()
+
+
+def stand_in(server):
+    """Has what a page asks a tab for, without a browser."""
+    return SimpleNamespace(
+        scene=server.scene, gui=server.gui, atomic=server.atomic, flush=server.flush, camera=SimpleNamespace()
+    )
 
 
 @pytest.fixture
 def page():
-    with open_page("Ant") as page:
-        yield page
+    with serve("Ant") as viewer:
+        yield view.Page(viewer, stand_in(viewer.server))
 
 
-@pytest.fixture
-def light_page():
-    """Of a robot with few parts, since a browser without a GPU draws slowly."""
-    with open_page("Cartpole") as page:
-        page.choose()
-        page.server.scene.configure_environment_map(None)  # no reflections
-        page.server.scene.configure_default_lights(enabled=True, cast_shadow=False)
-        yield page
+class LightPage(view.Page):
+    """A page without reflections and shadows, since a browser without a GPU draws slowly."""
+
+    opened = []
+
+    def __init__(self, viewer, tab):
+        super().__init__(viewer, tab)
+        self.choose()
+        tab.scene.configure_environment_map(None)
+        tab.scene.configure_default_lights(enabled=True, cast_shadow=False)
+        self.opened.append(self)
 
 
 # ---------------------------------------------------------------- the scene
@@ -80,7 +90,8 @@ def test_worlds_side_by_side_are_the_worlds_moved_apart():
 
 def test_the_camera_is_the_tasks_own():
     env = envs.make("FrankaCubePush", 1)
-    scene = view.Scene(view.viser.ViserServer("localhost", 8090, verbose=False), env.engine.renderer)
+    server = view.viser.ViserServer("localhost", 8090, verbose=False)
+    scene = view.Scene(stand_in(server), env.engine.renderer)
     env.engine.renderer = scene
     env.reset()
     env.render(0)
@@ -90,7 +101,7 @@ def test_the_camera_is_the_tasks_own():
     assert math.degrees(fov) == pytest.approx(camera.fovy[0], abs=1e-3)
     direction = np.array([-0.15, 0.0, 1.38]) - camera.pos  # what the model's camera looks at
     np.testing.assert_allclose(np.cross(look_at - position, direction), 0.0, atol=1e-5)
-    scene.server.stop()
+    server.stop()
 
 
 # ---------------------------------------------------------------- pushes and drops
@@ -248,7 +259,7 @@ def test_a_push_goes_to_the_worlds_that_are_shown(page):
 
 def test_a_new_checkpoint_is_taken_up(page):
     page.update()
-    saved = checkpoint(pathlib.Path(page.args.run))
+    saved = checkpoint(the_run())
     saved["learner"]["agent"]["actor.bias"] += 1.0
     saved["global_step"] = 12_345
     torch.save(saved, page.file)
@@ -312,13 +323,13 @@ def browser():
         found.close()
 
 
-def open_tab(browser, page):
-    """A tab with the page, once the scene is in it."""
+def open_tab(browser, viewer):
+    """A tab with the page, once the scene is in it, and that page."""
     tab = browser.new_page(viewport={"width": 800, "height": 600}, device_scale_factor=0.3)
     tab.set_default_timeout(1000.0 * PATIENCE)
-    tab.goto(f"http://localhost:{page.server.get_port()}")
+    tab.goto(f"http://localhost:{viewer.server.get_port()}")
     tab.get_by_text("sapg.py").wait_for()
-    return tab
+    return tab, LightPage.opened[-1]
 
 
 def mean_action(page, k, obs):
@@ -330,71 +341,102 @@ def mean_action(page, k, obs):
 
 
 def choose(tab, label, option):
-    tab.get_by_label(label).click()
+    tab.get_by_role("combobox", name=label).click()
     tab.get_by_role("option", name=option, exact=True).click()
 
 
-@pytest.mark.skipif(BROWSER is None and not IS_PROMISED, reason="no Chromium")
-def test_the_page_in_a_browser(light_page):
-    page = light_page
-    thread = threading.Thread(target=page.run)
-    thread.start()
-    with browser() as chromium:
-        first = open_tab(chromium, page)
-        second = open_tab(chromium, page)
-        wait_for(lambda: len(page.server.get_clients()) == 2)
+@pytest.fixture
+def chromium():
+    """A headless browser."""
+    with sync_playwright() as playwright:
+        found = playwright.chromium.launch(executable_path=BROWSER, args=BROWSER_FLAGS)
+        yield found
+        found.close()
 
-        canvas = first.locator("canvas").first
-        before = canvas.screenshot()
-        wait_for(lambda: canvas.screenshot() != before)  # the scene moves
 
-        choose(first, "Agent", "agent 3")
-        wait_for(lambda: page.playing == (3, False))
-        second.get_by_text("agent 3 of sapg.py").wait_for()  # both tabs show it
+@pytest.fixture
+def light_viewer(monkeypatch):
+    """Of a robot with few parts."""
+    monkeypatch.setattr(view, "Page", LightPage)
+    with serve("Cartpole") as viewer:
+        yield viewer
 
-        first.get_by_label("Pause").click()
-        wait_for(lambda: page.paused.value)
-        wait_for(lambda: not page.moved)
-        for k in (3, 2):  # the action is that of the agent that is chosen
-            choose(first, "Agent", f"agent {k}")
-            wait_for(lambda: page.playing == (k, False))
-            obs = page.obs.clone()
-            seconds = page.seconds
-            first.get_by_role("button", name="One step").click()
-            wait_for(lambda: page.seconds > seconds and not page.moved)
-            actions = [mean_action(page, agent, obs) for agent in range(4)]
-            distances = [abs(page.history[-1][2] - action) for action in actions]
-            assert np.argmin(distances) == k
-            assert distances[k] < 1e-5
 
-        velocity = page.env.engine.qvel[0].clone()
-        place = page.env.engine.qpos[0, 0].item()
-        first.get_by_role("button", name="Push sideways").click()
-        wait_for(lambda: (page.env.engine.qvel[0] != velocity).any())
-        gained = page.env.engine.qvel[0] - velocity
-        angle = 2.0 * math.pi * torch.rand((), generator=torch.Generator().manual_seed(page.args.seed))
-        torch.testing.assert_close(gained, torch.stack([angle.cos(), torch.zeros(())]))
-        speed = page.env.engine.qvel[0, 0].item()
+in_a_browser = pytest.mark.skipif(BROWSER is None and not IS_PROMISED, reason="no Chromium")
+
+
+@in_a_browser
+def test_the_page_in_a_browser(light_viewer, chromium):
+    tab, page = open_tab(chromium, light_viewer)
+    canvas = tab.locator("canvas").first
+    before = canvas.screenshot()
+    wait_for(lambda: canvas.screenshot() != before)  # the scene moves
+
+    tab.get_by_label("Pause").click()
+    wait_for(lambda: page.paused.value)
+    wait_for(lambda: not page.moved)
+    for k in (3, 2):  # the action is that of the agent that is chosen
+        choose(tab, "Agent", f"agent {k}")
+        wait_for(lambda: page.playing == (k, False))
+        obs = page.obs.clone()
         seconds = page.seconds
-        first.get_by_role("button", name="One step").click()
+        tab.get_by_role("button", name="One step").click()
         wait_for(lambda: page.seconds > seconds and not page.moved)
-        moved = page.env.engine.qpos[0, 0].item() - place
-        assert math.copysign(1.0, moved) == math.copysign(1.0, speed)  # the cart goes where it was pushed
+        actions = [mean_action(page, agent, obs) for agent in range(4)]
+        distances = [abs(page.history[-1][2] - action) for action in actions]
+        assert np.argmin(distances) == k
+        assert distances[k] < 1e-5
 
-        one, other = (client.camera for client in page.server.get_clients().values())
-        position = other.position
-        box = canvas.bounding_box()
-        first.mouse.move(box["x"] + 100, box["y"] + 300)
-        first.mouse.down()
-        first.mouse.move(box["x"] + 200, box["y"] + 300, steps=4)
-        first.mouse.up()
-        wait_for(lambda: (one.position != position).any())  # each tab has its own camera
-        np.testing.assert_array_equal(other.position, position)
+    velocity = page.env.engine.qvel[0].clone()
+    place = page.env.engine.qpos[0, 0].item()
+    tab.get_by_role("button", name="Push sideways").click()
+    wait_for(lambda: (page.env.engine.qvel[0] != velocity).any())
+    gained = page.env.engine.qvel[0] - velocity
+    angle = 2.0 * math.pi * torch.rand((), generator=torch.Generator().manual_seed(light_viewer.args.seed))
+    torch.testing.assert_close(gained, torch.stack([angle.cos(), torch.zeros(())]))
+    speed = page.env.engine.qvel[0, 0].item()
+    seconds = page.seconds
+    tab.get_by_role("button", name="One step").click()
+    wait_for(lambda: page.seconds > seconds and not page.moved)
+    moved = page.env.engine.qpos[0, 0].item() - place
+    assert math.copysign(1.0, moved) == math.copysign(1.0, speed)  # the cart goes where it was pushed
 
-        first.close()
-        wait_for(lambda: len(page.server.get_clients()) == 1)
-        seconds = page.seconds
-        second.get_by_label("Pause").click()
-        wait_for(lambda: page.seconds > seconds)  # a closed tab does not stop it
-    page.is_open = False
-    thread.join()
+
+@in_a_browser
+def test_tabs_do_not_disturb_each_other(light_viewer, chromium):
+    first, page = open_tab(chromium, light_viewer)
+    first.get_by_label("Pause").click()
+    wait_for(lambda: page.paused.value)
+    wait_for(lambda: not page.moved)
+    seconds = page.seconds
+    camera = page.tab.camera.position.copy()
+
+    second, other = open_tab(chromium, light_viewer)
+    assert other is not page
+    choose(second, "Agent", "agent 3")
+    second.get_by_text("agent 3 of sapg.py").wait_for()
+    choose(second, "Show", "world 2")
+    box = second.locator("canvas").first.bounding_box()
+    second.mouse.move(box["x"] + 100, box["y"] + 300)
+    second.mouse.down()
+    second.mouse.move(box["x"] + 200, box["y"] + 300, steps=4)
+    second.mouse.up()
+    wait_for(lambda: other.shown == [2])
+    wait_for(lambda: (other.tab.camera.position != camera).any())
+    moments = other.seconds
+    wait_for(lambda: other.seconds > moments)  # the first one's pause does not stop it
+
+    first.get_by_text("agent 0 of sapg.py").wait_for()
+    assert page.playing == (0, False)
+    assert page.shown == [0]
+    assert page.seconds == seconds
+    np.testing.assert_array_equal(page.tab.camera.position, camera)
+
+    second.close()
+    wait_for(lambda: len(light_viewer.server.get_clients()) == 1)
+    first.get_by_label("Pause").click()
+    wait_for(lambda: page.seconds > seconds)  # a closed tab does not stop the other
+    moments = other.seconds
+    seconds = page.seconds
+    wait_for(lambda: page.seconds > seconds + 1.0)
+    assert other.seconds == moments  # and costs nothing any more
