@@ -339,9 +339,10 @@ def main(argv=None):
             values[T] = agent.get_value(obs[T:], dones[T:], lstm_states[T:])
             # Where an episode was truncated: each final observation as a column of its own, of one step
             steps, columns = (dones[1:] & ~terminated).nonzero(as_tuple=True)
+            final_obs = next_obs[steps, columns]
             if len(steps):
                 final_values[steps, columns] = agent.get_value(
-                    next_obs[None, steps, columns], None, lstm_states[None, steps + 1, columns]
+                    final_obs[None], None, lstm_states[None, steps + 1, columns]
                 )[0]
         global_step += T * args.num_envs
         harness.share_curriculum(env)
@@ -403,7 +404,7 @@ def main(argv=None):
         if not normalise_first:
             agent.obs_rms.update(obs[:-1])
         losses = {name: torch.stack(numbers) for name, numbers in losses.items()}
-        run.check_finite(iteration, {"observations": obs, "rewards": rewards, **losses})
+        run.check_finite(iteration, {"observations": obs, "final_obs": final_obs, "rewards": rewards, **losses})
         obs[0] = obs[T]
         dones[0] = dones[T]
         lstm_states[0] = lstm_states[T]

@@ -381,6 +381,16 @@ def test_a_reward_that_is_not_a_number_stops_the_run_with_its_name(script, monke
     assert is_finite(saved["learner"]["agent"])
 
 
+@pytest.mark.parametrize("script", OWN, ids=lambda script: script.__name__)
+def test_a_truncated_episodes_last_observation_that_is_not_a_number_is_named(script, monkeypatch):
+    observe = Drift.observe
+    monkeypatch.setattr(
+        Drift, "observe", lambda env: observe(env).masked_fill((env.episode_step == 7)[:, None], np.nan)
+    )
+    with pytest.raises(FloatingPointError, match="^iteration 1: final_obs not finite"):
+        train(script, command(script, DRIFT))
+
+
 def test_a_gradient_that_is_not_finite_stops_the_run(monkeypatch):
     monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", lambda *_: torch.tensor(float("inf")))
     with pytest.raises(FloatingPointError, match="^iteration 1: losses/grad_norm not finite"):
