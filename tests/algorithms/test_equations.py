@@ -21,7 +21,7 @@ from harness import diagnostics
 from tests.conftest import TINY_POPULATION, Drift, every_population, every_script
 from tests.algorithms.test_math import fitness_of
 from tests.algorithms.minibatches import assert_gradients, make_minibatch
-from tests.algorithms.reference_loss import assert_updates, gae, n_step_targets, offpolicy_advantages, play
+from tests.algorithms.reference_loss import assert_updates, gae, n_step_targets, offpolicy_targets, play
 from tests.algorithms.runs import record
 
 pytestmark = pytest.mark.usefixtures("float64")
@@ -265,35 +265,37 @@ def off_policy_case():
 
 @every_population
 @pytest.mark.parametrize("off_policy_lambda", [0.0, 0.5, 0.95, 1.0])
-def test_off_policy_advantages_by_their_sum(script, off_policy_lambda):
-    """Ours beyond lambda = 0, which is SAPG Eq. 6, EPO Eq. 8. offpolicy_advantages."""
+def test_off_policy_targets_by_their_sum(script, off_policy_lambda):
+    """Ours beyond lambda = 0, which is SAPG Eq. 6, EPO Eq. 8. offpolicy_targets."""
     case = off_policy_case()
-    found = script.offpolicy_advantages(*case, 0.99, off_policy_lambda)
+    found = script.offpolicy_targets(*case, 0.99, off_policy_lambda)
     for column in range(40):
         numbers = [x[:, column].tolist() for x in case]
-        expected = offpolicy_advantages(*numbers, 0.99, off_policy_lambda)
-        assert found[:, column].tolist() == pytest.approx(expected)
+        expected = offpolicy_targets(*numbers, 0.99, off_policy_lambda)
+        assert found[:, column].tolist() == pytest.approx(expected, abs=1e-6)
 
 
 @every_population
-def test_off_policy_advantages_of_ones_own_data_are_gae(script):
+def test_off_policy_targets_of_ones_own_data_are_gae_returns(script):
     rewards, values, next_values, ends, ratios = off_policy_case()
-    found = script.offpolicy_advantages(rewards, values, next_values, ends, torch.ones_like(ratios), 0.99, 0.95)
-    assert torch.allclose(found, script.compute_gae(rewards, values, next_values, ends, 0.99, 0.95))
+    found = script.offpolicy_targets(rewards, values, next_values, ends, torch.ones_like(ratios), 0.99, 0.95)
+    expected = values + script.compute_gae(rewards, values, next_values, ends, 0.99, 0.95)
+    assert torch.allclose(found, expected)
 
 
 @every_population
-def test_an_action_that_the_learner_would_not_have_taken_cuts_the_advantages_before_it(script):
+def test_off_policy_targets_look_no_further_than_an_action_that_the_learner_would_not_have_taken(script):
     rewards, values, next_values, ends, _ = off_policy_case()
     ratios = torch.full_like(rewards, 1e-9)
-    one_step = rewards + 0.99 * next_values - values
-    assert torch.allclose(script.offpolicy_advantages(rewards, values, next_values, ends, ratios, 0.99, 0.95), one_step)
+    one_step = rewards + 0.99 * next_values
+    found = script.offpolicy_targets(rewards, values, next_values, ends, ratios, 0.99, 0.95)
+    assert torch.allclose(found, one_step)
     ratios[:] = 1.0
     ratios[5] = 1e-9
-    found = script.offpolicy_advantages(rewards, values, next_values, ends, ratios, 0.99, 0.95)
+    found = script.offpolicy_targets(rewards, values, next_values, ends, ratios, 0.99, 0.95)
     assert torch.allclose(found[4], one_step[4])  # its next action is cut off
-    on = script.compute_gae(rewards, values, next_values, ends, 0.99, 0.95)
-    assert torch.allclose(found[5:], on[5:])  # the action itself is given
+    on_policy = values + script.compute_gae(rewards, values, next_values, ends, 0.99, 0.95)
+    assert torch.allclose(found[5:], on_policy[5:])  # the action itself is given
 
 
 every_value_loss = pytest.mark.parametrize(
