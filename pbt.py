@@ -421,13 +421,13 @@ def main(argv=None):
     dones[0] = True
     episodes = harness.EpisodeStatistics(N, A, device)
     objectives = torch.full((N,), math.nan, device=device)  # PBT: of the latest episodes begun after the last copies
-    last_copy = torch.tensor(0)  # PBT: environment steps at the time of the last copies
+    since_copy = torch.tensor(0)  # PBT: environment steps since the last copies
     # What --resume restores, beside the random generators: whatever else has a state belongs in one of these dicts.
     # Tensors are restored in place, so change them in place: obs[0] is a view of what the next rollout begins with
     learner = {"agent": agent, "optimizer": optimizer}  # the same in every process
     rollout = {"env": env, "episodes": episodes, "obs": obs[0], "dones": dones[0], "lstm_state": lstm_states[0]}
-    learner["last_copy"] = last_copy  # PBT
     rollout["objectives"] = objectives  # PBT
+    rollout["since_copy"] = since_copy  # PBT
     run = harness.Run(args, learner, rollout, saved)
     global_step = run.global_step
     for iteration in range(run.iteration + 1, args.num_iterations + 1):
@@ -436,14 +436,13 @@ def main(argv=None):
         fitness = harness.average(objectives.nan_to_num().view(A, -1).mean(1)) / judged_share
         fitness[judged_share < 0.5] = math.nan
         all_known = fitness.isfinite().all() and judged_share.mean() >= 0.9
-        overdue = global_step - last_copy.item() >= MAX_WAIT * args.num_envs * episodes.means[1].nanmean()
+        overdue = since_copy.item() >= MAX_WAIT * args.num_envs * episodes.means[1].nanmean()
         enough_known = overdue and fitness.isfinite().sum() >= min(A, 2)
         pairs = []
-        if (all_known or enough_known) and global_step >= max(args.pbt_start, last_copy.item() + args.pbt_interval):
+        if (all_known or enough_known) and global_step >= args.pbt_start and since_copy >= args.pbt_interval:
             pairs = exploit_and_explore(agent, optimizer, fitness, args.mutation_rate)
             objectives.fill_(math.nan)
-            last_copy.fill_(global_step)
-        steps_since_copy = (global_step - last_copy.item()) // args.num_envs  # in each environment
+            since_copy.zero_()
 
         # ---------------------------------------------------------------- Rollout
         rollout_start = time.perf_counter()
@@ -459,8 +458,8 @@ def main(argv=None):
                 dones[t + 1] = terminated[t] | truncated
                 next_obs[t] = torch.where(dones[t + 1][:, None], info["final_obs"], obs[t + 1])
                 episodes.record(info["episode"])
-                fresh = info["episode"]["done"] & (info["episode"]["length"] <= steps_since_copy + t + 1)  # PBT
-                objectives.copy_(torch.where(fresh, info["episode"]["objective"], objectives))
+                fresh = info["episode"]["done"] & (info["episode"]["length"] <= since_copy // args.num_envs + t + 1)
+                objectives.copy_(torch.where(fresh, info["episode"]["objective"], objectives))  # PBT
             values[T] = agent.get_value(obs[T:], agent_ids, dones[T:], lstm_states[T:])
             # Where an episode was truncated: each final observation as a column of its own, of one step
             steps, columns = (dones[1:] & ~terminated).nonzero(as_tuple=True)
@@ -470,6 +469,7 @@ def main(argv=None):
                     final_obs[None], agent_ids[:, columns], None, lstm_states[None, steps + 1, columns]
                 )[0]
         global_step += T * args.num_envs
+        since_copy += T * args.num_envs  # PBT
         harness.share_curriculum(env)
 
         # ---------------------------------------------------------------- Advantages and batch
@@ -555,8 +555,8 @@ def main(argv=None):
             "losses/approx_kl": kls,
             "losses/explained_variance": explained_variance,
             **harness.population_scalars(agent, episodes),  # PBT
-            **{f"pbt/{name}_min": min(group[name] for group in groups) for name in MUTATED},
-            **{f"pbt/{name}_max": max(group[name] for group in groups) for name in MUTATED},
+            **{f"pbt/{name}_{f.__name__}": f(group[name] for group in groups) for name in MUTATED for f in (min, max)},
+            "pbt/judged_share": judged_share.mean(),
             "pbt/judged_share_min": judged_share.min(),
             "perf/rollout_s": update_start - rollout_start,
             "perf/update_s": time.perf_counter() - update_start,

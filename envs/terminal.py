@@ -48,7 +48,12 @@ def is_unread(stream):
 
 @contextlib.contextmanager
 def needs_output():
-    """End quietly with the exit status UNREAD where nobody reads standard output any more, as after `| head`."""
+    """End quietly with the exit status UNREAD where nobody reads standard output any more, as after `| head`.
+
+    Characters that standard output lacks, such as those of a folder's name in ASCII, are printed as escapes.
+    """
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         try:
             yield

@@ -21,6 +21,7 @@ MIN_LEARNING_RATE = 1e-6  # the lower bound of adapt_learning_rate, which each s
 LOW_RATE_ITERATIONS = 100  # the learning rate is at its minimum
 NO_GENERATION_ITERATIONS = 500  # EPO has no generation
 NO_COPIES_ITERATIONS = 500  # PBT cannot judge an agent
+NEEDED = "90% and 50% are needed, or 20 episodes per environment"  # until agents are compared
 SPEED_WINDOW = 60.0  # seconds over which charts/SPS is measured
 TIME_LEFT_WINDOW = 600.0  # seconds; longer, so that the time left is steady
 
@@ -75,7 +76,7 @@ class Log:
         total_steps = self.args.num_iterations * self.args.num_envs * self.args.num_steps
         left = timedelta(seconds=int((total_steps - global_step) / self.steps_per_second(TIME_LEFT_WINDOW)))
         printed = say(f"{global_step:>10,} steps | {describe(numbers, by_gap)} | {speed:,.0f}/s | {left} left")
-        self.warn_of_what_lasts(numbers, by_gap)
+        self.warn_of_what_lasts(numbers, others, by_gap)
         return printed
 
     def steps_per_second(self, seconds):
@@ -85,12 +86,12 @@ class Log:
         first_time, first_step = recent[0] if recent else self.clock[-2]
         return (last_step - first_step) / max(last_time - first_time, 1e-9)
 
-    def warn_of_what_lasts(self, numbers, by_gap):
+    def warn_of_what_lasts(self, numbers, others, by_gap):
         """Say once what has been wrong in so many iterations in a row."""
         for name, iterations, warning in (
             ("learning rate", LOW_RATE_ITERATIONS, low_rate(numbers, self.args)),
             ("generation", NO_GENERATION_ITERATIONS, no_generation(numbers, by_gap)),
-            ("copies", NO_COPIES_ITERATIONS, no_copies(numbers)),
+            ("copies", NO_COPIES_ITERATIONS, no_copies(numbers, others)),
         ):
             self.lasted[name] = self.lasted[name] + 1 if warning else 0
             if self.lasted[name] == iterations:
@@ -132,11 +133,12 @@ def describe(numbers, generations_by_gap=True):
 
 
 def low_rate(numbers, args):
-    """What to say where the adaptive learning rate, in PBT every agent's, is at its minimum; else None."""
-    if getattr(args, "kl_threshold", 0.0) > 0.0 and numbers["charts/learning_rate"] < 1.01 * MIN_LEARNING_RATE:
+    """What to say where the adaptive learning rate, in PBT an agent's, is at its minimum; else None."""
+    rate = numbers.get("pbt/lr_min", numbers["charts/learning_rate"])
+    if getattr(args, "kl_threshold", 0.0) > 0.0 and rate < 1.01 * MIN_LEARNING_RATE:
         return (
-            "the learning rate has been at its minimum, since every update changes the policy too much: try a higher"
-            " --kl-threshold or fewer --update-epochs"
+            "the learning rate (in PBT: of an agent) has been at its minimum, since every update changes the policy too"
+            " much: try a higher --kl-threshold or fewer --update-epochs, and look for an observation that grows"
         )
     return None
 
@@ -149,7 +151,7 @@ def no_generation(numbers, by_gap):
         return (
             f"no generation, since {numbers['evolution/judged_share']:.0%} of the followers' environments and"
             f" {numbers['evolution/judged_share_min']:.0%} of one follower's have finished an episode after the last"
-            " one (90% and 50% are needed)"
+            f" one ({NEEDED})"
         )
     if by_gap and numbers["evolution/fitness_gap"] <= numbers["evolution/threshold"]:
         return (
@@ -159,11 +161,13 @@ def no_generation(numbers, by_gap):
     return None
 
 
-def no_copies(numbers):
-    """What to say where PBT cannot judge an agent; else None."""
-    if numbers.get("pbt/judged_share_min", 1.0) < 0.5:
-        return (
-            f"no copies, since {numbers['pbt/judged_share_min']:.0%} of one agent's environments have finished an"
-            " episode after the last ones (50% are needed)"
-        )
-    return None
+def no_copies(numbers, others):
+    """What to say where PBT cannot judge its agents; else None."""
+    if "pbt/judged_share" not in numbers or "pbt/copies" in others:
+        return None
+    if numbers["pbt/judged_share"] >= 0.9 and numbers["pbt/judged_share_min"] >= 0.5:
+        return None
+    return (
+        f"no copies, since {numbers['pbt/judged_share']:.0%} of the environments and"
+        f" {numbers['pbt/judged_share_min']:.0%} of one agent's have finished an episode after the last ones ({NEEDED})"
+    )

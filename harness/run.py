@@ -95,7 +95,9 @@ class Run:
         extremes = torch.stack([x for tensor in not_empty for x in tensor.aminmax()])  # NaN where any is
         if not extremes.isfinite().all():
             first = next(name for name, tensor in tensors.items() if not tensor.isfinite().all())
-            raise FloatingPointError(f"iteration {iteration}: {first} not finite; the last checkpoint is from before")
+            raise FloatingPointError(
+                f"iteration {iteration}: {first} not finite; the last checkpoint, if there is one, is from before"
+            )
 
     def checkpoint(self, iteration: int, global_step: int) -> None:
         """Save every --checkpoint-interval minutes, at the end, and when a signal has come to any process."""

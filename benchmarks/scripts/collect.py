@@ -63,7 +63,7 @@ def evaluate(run, folder):
         command = [sys.executable, str(ROOT / "evaluate.py"), str(folder), "--no-cuda"]
         path.write_text(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout)
     # the columns of its table are agent, actions, return, objective and length; the leader has the first two rows
-    table = re.findall(r"^\| .+ \| (\w+) \| (\S+) ± \S+ \| (\S+) ± ", path.read_text(), re.MULTILINE)
+    table = re.findall(r"^\| .+ \| (\w+) \| (\S+) (?:±|\+-) \S+ \| (\S+) (?:±|\+-) ", path.read_text(), re.MULTILINE)
     rows = []
     for actions, episodic_return, objective in table[:2]:
         rows.append((f"evaluation/{actions}", "final", episodic_return))

@@ -51,7 +51,10 @@ def check_observations(space):
         raise UnsupportedError(f"observations must be numbers, this has the text {space}")
     dimensions = len(space.shape or ())  # a sequence or a graph has no shape
     if dimensions > 2 or (dimensions == 2 and space.dtype == np.uint8):
-        raise UnsupportedError(f"observations must not be images, this has {type(space).__name__}{space.shape}")
+        raise UnsupportedError(
+            f"observations must not be images, this has {type(space).__name__}{space.shape}: flatten in a wrapper what"
+            " is no image"
+        )
 
 
 def flatten(obs, num_envs):

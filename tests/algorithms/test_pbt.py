@@ -167,7 +167,7 @@ def test_episodes_that_never_end_stop_neither_copies_nor_generations(script, fla
         rounds = len(log.Tensors("pbt/copies/text_summary"))
     else:
         rounds = log.Scalars("evolution/generation")[-1].value
-    assert rounds >= 2
+    assert 2 <= rounds <= 3
     assert max(event.value for event in log.Scalars(key)) == pytest.approx(5 / 6)
 
 

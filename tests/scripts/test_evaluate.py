@@ -234,6 +234,16 @@ def test_scores_are_printed_whatever_the_terminal_can_show(encoding, sign, monke
     assert evaluate.mean_and_error(torch.tensor([1.0, 3.0])) == f"2.00 {sign} 0.71"
 
 
+def test_a_folder_whose_name_the_terminal_lacks_does_not_end_a_run(tmp_path):
+    folder = tmp_path / "é"
+    folder.mkdir()
+    flags = "--no-cuda --env-id Moat --num-envs 16 --num-steps 8 --hidden-sizes 8 --total-timesteps 256 --exp-name ü"
+    environment = {**ENVIRONMENT, "PYTHONIOENCODING": "ascii"}
+    command = [sys.executable, ROOT / "ppo.py", *flags.split()]
+    output = subprocess.run(command, cwd=folder, env=environment, stdout=subprocess.PIPE, check=True).stdout
+    assert "finished" in output.decode("ascii")
+
+
 @torch.no_grad()
 def test_only_whole_episodes_count_and_all_begin_without_memory():
     agent = ppo.Agent(1, 1, ppo.Args(hidden_sizes=(4,), lstm=True, lstm_size=4))
