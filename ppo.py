@@ -47,7 +47,7 @@ class Args:
     checkpoint_interval: float = 10.0
     """minutes between checkpoints; 0: only at the end and when stopped"""
     exp_name: Optional[str] = None
-    """name of the run's folder, in place of the script's"""
+    """replaces the script's name in the name of the run's folder"""
     track: bool = False
     """log to Weights & Biases too (pip install wandb; offline with WANDB_MODE=offline)"""
     wandb_project_name: str = "popgrad"

@@ -1,7 +1,7 @@
 """Watch what a run has learned, live in a browser: `python view.py runs/RUN`, also while it trains.
 
-Plays a checkpoint, or a policy of policies/, on the CPU, and takes up each new checkpoint of the run. No OpenGL is
-needed. Every tab has worlds, controls and a camera of its own; see docs/running.md.
+Plays a checkpoint, or a policy of policies/, on the CPU, and switches to each new checkpoint of the run. No OpenGL
+is needed. Every tab has its own worlds, controls and camera; see docs/running.md.
 """
 
 import contextlib
@@ -110,6 +110,15 @@ class Scene:
         self.tab.camera.look_at = centre
         self.tab.camera.fov = fov
 
+    def places(self, drawn):
+        """Where each world is drawn, (n, 3) m: robots that walk on a plane stay beside the first one."""
+        first = drawn[0]
+        stands_alone = first.model.body_weldid[1:].all()  # nothing but the plane stays where it is
+        if not (follows(first) and stands_alone):
+            return self.offsets
+        bases = np.stack([world.data.xpos[1] for world in drawn])
+        return self.offsets + (bases[0] - bases) * [1.0, 1.0, 0.0]
+
     def add_zones(self, count):
         """A transparent ball per world, which `show` puts where a success counts."""
         ball = trimesh.creation.icosphere(subdivisions=3)
@@ -133,21 +142,22 @@ class Scene:
         drawn = [self.drawn[i] for i in self.worlds]
         positions = [np.zeros((1, 3))]  # of the world itself, then of each world's bodies
         rotations = [np.eye(3)[None]]
-        for world, offset in zip(drawn, self.offsets):
+        places = self.places(drawn)
+        for world, offset in zip(drawn, places):
             positions.append(world.data.xpos[1:] + offset)
             rotations.append(world.data.xmat[1:].reshape(-1, 3, 3))
         with self.tab.atomic():
             self.bodies.update_from_arrays(
                 np.concatenate(positions)[None],
                 np.concatenate(rotations)[None],
-                np.concatenate([world.data.mocap_pos + offset for world, offset in zip(drawn, self.offsets)])[None],
+                np.concatenate([world.data.mocap_pos + offset for world, offset in zip(drawn, places)])[None],
                 np.concatenate([world.data.mocap_quat for world in drawn])[None],
             )
             if self.zones is not None:
                 shift = self.bodies.fixed_bodies_frame.position  # the page moves the scene, not the camera
                 centres = np.array([world.zone[0].cpu().numpy() for world in drawn])
                 radii = np.array([float(world.zone[1]) for world in drawn])
-                self.zones.batched_positions = centres + self.offsets + shift
+                self.zones.batched_positions = centres + places + shift
                 self.zones.batched_scales = np.tile(radii[:, None], (1, 3))
 
 
@@ -454,7 +464,7 @@ class Page:
         self.moved = True
         action = self.player.act(self.obs)
         k, first = self.playing[0], self.shown[0]
-        network = self.agent[k] if isinstance(self.agent, torch.nn.ModuleList) else self.agent  # PBT's agents are many
+        network = self.agent[k] if isinstance(self.agent, torch.nn.ModuleList) else self.agent  # PBT: one each
         value = network.value_rms.denormalize(self.player.value[0, first]) / self.saved["args"]["reward_scale"]
         self.history.append([self.seconds, value.item(), *action[first].clamp(-1.0, 1.0).tolist()])
         self.obs, _, terminated, truncated, info = self.env.step(action)
@@ -485,8 +495,10 @@ class Page:
         env = self.env
         episode = describe(env.episode_length[first], env.episode_return[first], env.objective()[first])
         task, script, steps = self.saved["args"]["env_id"], self.saved["script"], self.saved["global_step"]
+        choice = self.agent_choice.value
+        who = choice if choice == f"agent {k}" else f"{choice} (agent {k})"
         self.text.content = (
-            f"**{task}**, agent {k} of {script}.py after {steps:,} steps\n\n"
+            f"**{task}**, {who} of {script}.py after {steps:,} steps\n\n"
             f"|world {first}| step | return | objective |\n|-|-|-|-|\n"
             f"|now {episode}\n|before {self.finished}\n"
         )

@@ -112,7 +112,8 @@ def describe(numbers, generations_by_gap=True):
     objective = numbers["charts/leader_objective"]
     reward = f"reward/step {numbers['charts/reward_per_step']:.3g}"
     if not math.isfinite(objective):
-        return f"{reward}, no episode of agent 0 yet"
+        whose = "" if "population/objective_median" not in numbers else " of agent 0"
+        return f"{reward}, no episode{whose} has ended yet"
     if "population/objective_median" not in numbers:
         age = numbers["charts/leader_age"]
         ago = f" ({age:.0f} iteration{'s' * (age > 1)} ago)" if age else ""

@@ -104,6 +104,23 @@ def test_the_camera_is_the_tasks_own():
     server.stop()
 
 
+def test_robots_that_walk_stay_side_by_side():
+    env = envs.make("Ant", 2)
+    server = view.viser.ViserServer("localhost", 8090, verbose=False)
+    scene = view.Scene(stand_in(server), env.engine.renderer)
+    env.engine.renderer = scene
+    env.reset()
+    scene.build(env, [0, 1])
+    env.engine.qpos[1, :2] += torch.tensor([7.0, -3.0])
+    for i in (0, 1):
+        env.render(i)
+    drawn = [scene.drawn[0], scene.drawn[1]]
+    bases = np.stack([world.data.xpos[1] for world in drawn])
+    apart = np.diff(bases + scene.places(drawn), axis=0)
+    np.testing.assert_allclose(apart[:, :2], np.diff(scene.offsets, axis=0)[:, :2], atol=1e-6)
+    server.stop()
+
+
 # ---------------------------------------------------------------- pushes and drops
 
 
@@ -426,7 +443,7 @@ def test_tabs_do_not_disturb_each_other(light_viewer, chromium):
     moments = other.seconds
     wait_for(lambda: other.seconds > moments)  # the first one's pause does not stop it
 
-    first.get_by_text("agent 0 of sapg.py").wait_for()
+    first.get_by_text("leader (agent 0) of sapg.py").wait_for()
     assert page.playing == (0, False)
     assert page.shown == [0]
     assert page.seconds == seconds
