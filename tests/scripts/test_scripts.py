@@ -218,7 +218,8 @@ def test_what_is_logged_is_what_the_documents_say(script, flags, capsys):
     line = lines_of(capsys.readouterr().out)[-1]
     keys = {ppo: ["charts/leader_return", "charts/leader_objective"], pbt: ["population/objective_median"]}
     for key in keys.get(script, ["charts/leader_objective", "population/objective_median"]):
-        assert f"{events.Scalars(key)[-1].value:.2f}" in line
+        form = ".2f" if script is ppo else ".4g"
+        assert f"{events.Scalars(key)[-1].value:{form}}" in line
     assert tags - {"hyperparameters"} <= documented(script)
     assert documented(script) - tags <= {"evolution/heritability"}  # once three children differ
     for key in events.Tags()["scalars"]:
