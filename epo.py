@@ -426,7 +426,9 @@ class FitnessTracker(nn.Module):
 
 
 def fitness_spread(fitness, judged_share, floor, episodes_since_generation):
-    """The followers' max - min, and its scale: |median|, but at least `floor`, since any gap exceeds a median of 0.
+    """Both sides of EPO Eq. 3, without gamma: max - min of the followers, and their |median|.
+
+    The latter is at least `floor`, since any gap exceeds a median of 0.
 
     NaN until the fitness of all followers is known and 90 % of their environments are judged: the first episodes to
     finish are short, which would favour agents of which few are judged. Once MAX_WAIT episodes per environment have
