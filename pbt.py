@@ -435,11 +435,11 @@ def main(argv=None):
         judged_share = harness.average((~objectives.isnan()).float().view(A, -1).mean(1))  # of environments (A,)
         fitness = harness.average(objectives.nan_to_num().view(A, -1).mean(1)) / judged_share
         fitness[judged_share < 0.5] = math.nan
-        all_known = fitness.isfinite().all() and judged_share.mean() >= 0.9
+        all_known = fitness.isfinite().all() & (judged_share.mean() >= 0.9)
         overdue = since_copy.item() >= MAX_WAIT * args.num_envs * episodes.means[1].nanmean()
-        enough_known = overdue and fitness.isfinite().sum() >= min(A, 2)
+        enough_known = overdue & (fitness.isfinite().sum() >= min(A, 2))
         pairs = []
-        if (all_known or enough_known) and global_step >= args.pbt_start and since_copy >= args.pbt_interval:
+        if global_step >= args.pbt_start and since_copy >= args.pbt_interval and (all_known | enough_known):
             pairs = exploit_and_explore(agent, optimizer, fitness, args.mutation_rate)
             objectives.fill_(math.nan)
             since_copy.zero_()

@@ -63,10 +63,6 @@ def clipped(row, args):
     return not centre * (1 - args.clip_coef) <= ratio <= centre * (1 + args.clip_coef)
 
 
-def kl_to_old_policy(row):
-    return gaussian_kl(row.old_mean, row.old_logstd, row.mean, row.logstd)
-
-
 OF_A_ROW = {
     "policy_loss": policy_loss,
     "value_loss": value_loss,

@@ -88,12 +88,24 @@ def test_worlds_side_by_side_are_the_worlds_moved_apart():
     assert planes.sum() == 1
 
 
-def test_the_camera_is_the_tasks_own():
-    env = envs.make("FrankaCubePush", 1)
+@pytest.fixture
+def scene_of():
+    """scene_of(env): the scene in which env then draws its worlds, without a browser."""
     server = view.viser.ViserServer("localhost", 8090, verbose=False)
-    scene = view.Scene(stand_in(server), env.engine.renderer)
-    env.engine.renderer = scene
-    env.reset()
+
+    def make(env):
+        scene = view.Scene(stand_in(server), env.engine.renderer)
+        env.engine.renderer = scene
+        env.reset()
+        return scene
+
+    yield make
+    server.stop()
+
+
+def test_the_camera_is_the_tasks_own(scene_of):
+    env = envs.make("FrankaCubePush", 1)
+    scene = scene_of(env)
     env.render(0)
     position, look_at, fov = view.viewpoint(scene.drawn[0])
     camera = scene.drawn[0].model.camera("overview")
@@ -101,15 +113,11 @@ def test_the_camera_is_the_tasks_own():
     assert math.degrees(fov) == pytest.approx(camera.fovy[0], abs=1e-3)
     direction = np.array([-0.15, 0.0, 1.38]) - camera.pos  # what the model's camera looks at
     np.testing.assert_allclose(np.cross(look_at - position, direction), 0.0, atol=1e-5)
-    server.stop()
 
 
-def test_robots_that_walk_stay_side_by_side():
+def test_robots_that_walk_stay_side_by_side(scene_of):
     env = envs.make("Ant", 2)
-    server = view.viser.ViserServer("localhost", 8090, verbose=False)
-    scene = view.Scene(stand_in(server), env.engine.renderer)
-    env.engine.renderer = scene
-    env.reset()
+    scene = scene_of(env)
     scene.build(env, [0, 1])
     env.engine.qpos[1, :2] += torch.tensor([7.0, -3.0])
     for i in (0, 1):
@@ -118,7 +126,6 @@ def test_robots_that_walk_stay_side_by_side():
     bases = np.stack([world.data.xpos[1] for world in drawn])
     apart = np.diff(bases + scene.places(drawn), axis=0)
     np.testing.assert_allclose(apart[:, :2], np.diff(scene.offsets, axis=0)[:, :2], atol=1e-6)
-    server.stop()
 
 
 # ---------------------------------------------------------------- pushes and drops
@@ -329,15 +336,6 @@ def wait_for(condition):
     while not condition():
         assert time.monotonic() < end, "the browser has not done it"
         time.sleep(0.1)
-
-
-@contextlib.contextmanager
-def browser():
-    """A headless browser."""
-    with sync_playwright() as playwright:
-        found = playwright.chromium.launch(executable_path=BROWSER, args=BROWSER_FLAGS)
-        yield found
-        found.close()
 
 
 def open_tab(browser, viewer):
