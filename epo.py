@@ -27,7 +27,6 @@ from torch.distributions import Normal, kl_divergence
 MAX_STD = 2.0  # of an action: the environment clamps actions, so that more and more noise would cost nothing
 MAX_LOG_RATIO = 20.0  # bound on log(pi_new / pi_old), against overflow; no useful ratio comes near it
 LEADER = 0  # SAPG 4.3: agent 0, which acts in the first n environments, also learns from the others' data
-MAX_WAIT = 20.0  # EPO: episodes per environment after which a generation does not wait for some that may never end
 
 
 @dataclass
@@ -385,67 +384,20 @@ def offpolicy_batch(agent, batch, rewards, next_obs, terminated, ends, columns, 
 # ----------------------------------------------------------------------------------------------------------------------
 # EPO: the genetic algorithm (Algorithm 1, lines 8-20)
 # ----------------------------------------------------------------------------------------------------------------------
-class FitnessTracker(nn.Module):
-    """The objective of each environment's latest finished episode that began after the last restart.
+def fitness_spread(fitness, can_compare, floor):
+    """Both sides of EPO Eq. 3, without gamma: max - min of the followers, and their |median|; NaN unless can_compare.
 
-    This holds for all agents alike. Otherwise a new agent's first episodes to finish, which are its shortest, would
-    compete with the longer ones of others.
-    """
-
-    def __init__(self, num_envs, num_agents, device):
-        super().__init__()
-        self.register_buffer("scores", torch.zeros(num_agents, num_envs // num_agents, device=device))  # (A, n)
-        self.register_buffer("episodes", torch.zeros_like(self.scores))  # how many such episodes have finished
-        self.register_buffer("fresh", torch.zeros_like(self.scores, dtype=torch.bool))  # whether one is running
-
-    def record(self, begins, episode):
-        """One step: begins (N,), where it was an episode's first, and its `info["episode"]`."""
-        self.fresh |= begins.view_as(self.fresh)
-        finished = episode["done"].view_as(self.fresh) & self.fresh
-        self.scores = torch.where(finished, episode["objective"].view_as(self.scores), self.scores)
-        self.episodes += finished
-
-    def episodes_per_environment(self):
-        """Mean number of such episodes that have finished in an environment."""
-        return harness.average(self.episodes.mean())
-
-    def judged_share(self):
-        """Share of each agent's environments that have a score (A,)."""
-        return harness.average((self.episodes > 0).float().mean(1))
-
-    def fitness(self):
-        """Mean score (A,); NaN where fewer than half of the agent's environments have one."""
-        share = self.judged_share()
-        score = harness.average((self.scores * (self.episodes > 0)).mean(1)) / share
-        return torch.where(share >= 0.5, score, float("nan"))
-
-    def restart(self):
-        """From here on only episodes that begin later count."""
-        self.episodes.zero_()
-        self.fresh.zero_()
-
-
-def fitness_spread(fitness, judged_share, floor, episodes_since_generation):
-    """Both sides of EPO Eq. 3, without gamma: max - min of the followers, and their |median|.
-
-    The latter is at least `floor`, since any gap exceeds a median of 0.
-
-    NaN until the fitness of all followers is known and 90 % of their environments are judged: the first episodes to
-    finish are short, which would favour agents of which few are judged. Once MAX_WAIT episodes per environment have
-    finished, the fitness of three followers is enough: two parents and one to replace.
+    The latter is at least `floor`, since any gap exceeds a median of 0. fitness (A,): NaN where it is not known.
     """
     followers = fitness[LEADER + 1 :]
-    all_known = followers.isfinite().all() & (judged_share[LEADER + 1 :].mean() >= 0.9)
-    enough_known = (followers.isfinite().sum() >= 3) & (episodes_since_generation >= MAX_WAIT)
-    is_known = all_known | enough_known
     gap = followers.nan_to_num(-math.inf).max() - followers.nan_to_num(math.inf).min()
     scale = followers.nanquantile(0.5).abs().clamp(min=floor)
-    return torch.where(is_known, gap, float("nan")), torch.where(is_known, scale, float("nan"))
+    return torch.where(can_compare, gap, float("nan")), torch.where(can_compare, scale, float("nan"))
 
 
 def generation_is_due(gap, scale, episodes_since_generation, generation, args):
     """EPO Eq. 3: max - min > gamma * scale; or, with --ga-interval, whether enough episodes have finished."""
-    if gap.isnan():  # too few followers' fitness is known yet
+    if gap.isnan():  # the followers cannot be compared yet
         return False
     if generation == 0 and episodes_since_generation < args.ga_warmup:
         return False
@@ -566,7 +518,7 @@ def main(argv=None):
     dones[0] = True
     episodes = harness.EpisodeStatistics(N, args.num_agents, device, LEADER)
     # EPO
-    tracker = FitnessTracker(N, args.num_agents, device)
+    tracker = harness.FitnessTracker(N, args.num_agents, device)
     lineage_stats = harness.LineageStats(LEADER)
     # What --resume restores, beside the random generators: whatever else has a state belongs in one of these dicts.
     # Tensors are restored in place, so change them in place: obs[0] is a view of what the next rollout begins with
@@ -579,11 +531,12 @@ def main(argv=None):
     global_step = run.global_step
     for iteration in range(run.iteration + 1, args.num_iterations + 1):
         # ---------------------------------------------------------------- EPO: evolution
-        fitness = tracker.fitness()  # (A,)
-        judged_share = tracker.judged_share()  # (A,)
+        followers = slice(LEADER + 1, None)
+        fitness = tracker.fitness()  # (A,): mean objective of episodes that began after the last generation
+        judged_share = tracker.judged_share()[followers]  # of their environments
+        can_compare = tracker.can_compare(followers, at_least=3)  # two parents and one to replace
+        gap, scale = fitness_spread(fitness, can_compare, getattr(env, "fitness_floor", 1.0))
         episodes_since_generation = tracker.episodes_per_environment()
-        fitness_floor = getattr(env, "fitness_floor", 1.0)
-        gap, scale = fitness_spread(fitness, judged_share, fitness_floor, episodes_since_generation)
         if not gap.isnan():
             lineage_stats.complete(fitness)
         lineage = []
@@ -715,8 +668,8 @@ def main(argv=None):
             "evolution/replaced": len(lineage),
             "evolution/fitness_gap": gap,
             "evolution/threshold": args.ga_threshold * scale,
-            "evolution/judged_share": judged_share[LEADER + 1 :].mean(),
-            "evolution/judged_share_min": judged_share[LEADER + 1 :].min(),
+            "evolution/judged_share": judged_share.mean(),
+            "evolution/judged_share_min": judged_share.min(),
         }
         run.checkpoint(iteration, global_step)
         run.log(iteration, global_step, logs)

@@ -26,7 +26,6 @@ from torch.distributions import Normal, kl_divergence
 
 MAX_STD = 2.0  # of an action: the environment clamps actions, so that more and more noise would cost nothing
 MAX_LOG_RATIO = 20.0  # bound on log(pi_new / pi_old), against overflow; no useful ratio comes near it
-MAX_WAIT = 20.0  # PBT: times an episode's mean length, after which copies do not wait for some that may never end
 MUTATED = ("lr", "kl_threshold", "ent_coef", "gamma", "gae_lambda", "clip_coef")  # PBT: an agent's hyperparameters
 
 
@@ -244,12 +243,12 @@ class AgentsStatistics:
         self.statistics = statistics
 
     def update(self, x):
-        for own, block in zip(self.statistics, x.chunk(len(self.statistics), 1)):
-            own.update(block)
+        for statistics, block in zip(self.statistics, x.chunk(len(self.statistics), dim=1)):
+            statistics.update(block)
 
     def denormalize(self, x):
-        blocks = x.chunk(len(self.statistics), 1)
-        return torch.cat([own.denormalize(block) for own, block in zip(self.statistics, blocks)], 1)
+        blocks = x.chunk(len(self.statistics), dim=1)
+        return torch.cat([statistics.denormalize(block) for statistics, block in zip(self.statistics, blocks)], dim=1)
 
 
 class Agent(nn.ModuleList):
@@ -265,21 +264,21 @@ class Agent(nn.ModuleList):
         """Normalised value (T, N)."""
         value = torch.zeros(obs.shape[:2], device=obs.device)
         for k in agent_ids.unique().tolist():
-            own = agent_ids[0] == k
-            inputs = [x if x is None else x[:, own] for x in (obs, dones, lstm_state)]
-            value[:, own] = self[k].get_value(*inputs)
+            columns = (agent_ids[0] == k).nonzero()[:, 0]
+            inputs = [x if x is None else x[:, columns] for x in (obs, dones, lstm_state)]
+            value[:, columns] = self[k].get_value(*inputs)
         return value
 
     def get_action_and_value(self, obs, agent_ids, dones, lstm_state, action=None):
         """Action (T, N, U), its log-probability (T, N), the Normal policy, normalised value (T, N), LSTM states."""
         outputs = []
         for k in agent_ids.unique().tolist():
-            own = (agent_ids[0] == k).nonzero()[:, 0]  # agent k's columns
-            inputs = [x if x is None else x[:, own] for x in (obs, dones, lstm_state, action)]
+            columns = (agent_ids[0] == k).nonzero()[:, 0]
+            inputs = [x if x is None else x[:, columns] for x in (obs, dones, lstm_state, action)]
             drawn, logprob, policy, value, lstm_states = self[k].get_action_and_value(*inputs)
             outputs.append((drawn, logprob, policy.mean, policy.stddev, value, lstm_states))
-        order = agent_ids[0].argsort(stable=True).argsort()  # column -> its place in outputs
-        action, logprob, mean, std, value, lstm_states = (torch.cat(x, 1)[:, order] for x in zip(*outputs))
+        order = agent_ids[0].argsort(stable=True).argsort()  # column -> its place in outputs, which agent 0's begin
+        action, logprob, mean, std, value, lstm_states = (torch.cat(x, dim=1)[:, order] for x in zip(*outputs))
         return action, logprob, Normal(mean, std, validate_args=False), value, lstm_states
 
 
@@ -332,6 +331,17 @@ def mutate(name, value, rate):
     return min(max(value, 0.01), 0.3) if name == "clip_coef" else value
 
 
+def parameter_groups(agent, args):
+    """PBT: for Adam, one group per agent with its hyperparameters: agent 0's are the flags, the others' mutations."""
+    flags = (args.learning_rate, args.kl_threshold, args.ent_coef, args.gamma, args.gae_lambda, args.clip_coef)
+    groups = []
+    for k, network in enumerate(agent):
+        rate = args.mutation_rate if k > 0 else 0.0
+        hyperparameters = {name: mutate(name, flag, rate) for name, flag in zip(MUTATED, flags)}
+        groups.append({"params": network.parameters(), **harness.from_rank_0(hyperparameters)})
+    return groups
+
+
 def exploit_and_explore(agent, optimizer, fitness, rate):
     """PBT: the worst 30 % each copy one of the best (DexPBT): [(worse, better)]. fitness (A,); NaN is left out."""
     groups = optimizer.param_groups
@@ -343,7 +353,8 @@ def exploit_and_explore(agent, optimizer, fitness, rate):
         agent[worse].load_state_dict(agent[better].state_dict())  # normalisers too
         for copy, original in zip(groups[worse]["params"], groups[better]["params"]):
             optimizer.state[copy] = {key: value.clone() for key, value in optimizer.state[original].items()}
-        groups[worse].update(harness.from_rank_0({name: mutate(name, groups[better][name], rate) for name in MUTATED}))
+        hyperparameters = {name: mutate(name, groups[better][name], rate) for name in MUTATED}
+        groups[worse].update(harness.from_rank_0(hyperparameters))
     return pairs
 
 
@@ -394,12 +405,7 @@ def main(argv=None):
     N = env.num_envs
     A = args.num_agents  # PBT
     agent = Agent(env.num_obs, env.num_actions, args).to(device)
-    # PBT: an agent's group of the optimizer has its hyperparameters: agent 0's are the flags, the others' mutations
-    flags = (args.learning_rate, args.kl_threshold, args.ent_coef, args.gamma, args.gae_lambda, args.clip_coef)
-    rates = [0.0] + [args.mutation_rate] * (A - 1)
-    initial = [{name: mutate(name, flag, rate) for name, flag in zip(MUTATED, flags)} for rate in rates]
-    groups = [{"params": network.parameters(), **own} for network, own in zip(agent, harness.from_rank_0(initial))]
-    optimizer = torch.optim.Adam(groups, fused=True)
+    optimizer = torch.optim.Adam(parameter_groups(agent, args), fused=True)
     agent_ids = torch.arange(A, device=device).repeat_interleave(N // A)[None]  # (1, N)
 
     # Storage: entry T of obs, dones, values and lstm_states is the step after the window
@@ -420,29 +426,25 @@ def main(argv=None):
     obs[0] = env.reset()
     dones[0] = True
     episodes = harness.EpisodeStatistics(N, A, device)
-    objectives = torch.full((N,), math.nan, device=device)  # PBT: of the latest episodes begun after the last copies
-    since_copy = torch.tensor(0)  # PBT: environment steps since the last copies
+    tracker = harness.FitnessTracker(N, A, device)  # PBT
+    copied_at = torch.tensor(0)  # PBT: global_step at the last copies
     # What --resume restores, beside the random generators: whatever else has a state belongs in one of these dicts.
     # Tensors are restored in place, so change them in place: obs[0] is a view of what the next rollout begins with
     learner = {"agent": agent, "optimizer": optimizer}  # the same in every process
     rollout = {"env": env, "episodes": episodes, "obs": obs[0], "dones": dones[0], "lstm_state": lstm_states[0]}
-    rollout["objectives"] = objectives  # PBT
-    rollout["since_copy"] = since_copy  # PBT
+    learner["copied_at"] = copied_at  # PBT
+    rollout["tracker"] = tracker  # PBT
     run = harness.Run(args, learner, rollout, saved)
     global_step = run.global_step
     for iteration in range(run.iteration + 1, args.num_iterations + 1):
         # ---------------------------------------------------------------- PBT: exploit and explore
-        judged_share = harness.average((~objectives.isnan()).float().view(A, -1).mean(1))  # of environments (A,)
-        fitness = harness.average(objectives.nan_to_num().view(A, -1).mean(1)) / judged_share
-        fitness[judged_share < 0.5] = math.nan
-        all_known = fitness.isfinite().all() & (judged_share.mean() >= 0.9)
-        overdue = since_copy.item() >= MAX_WAIT * args.num_envs * episodes.means[1].nanmean()
-        enough_known = overdue & (fitness.isfinite().sum() >= min(A, 2))
+        judged_share = tracker.judged_share()  # of each agent's environments (A,)
+        copies_are_due = global_step >= args.pbt_start and global_step - copied_at >= args.pbt_interval
         pairs = []
-        if global_step >= args.pbt_start and since_copy >= args.pbt_interval and (all_known | enough_known):
-            pairs = exploit_and_explore(agent, optimizer, fitness, args.mutation_rate)
-            objectives.fill_(math.nan)
-            since_copy.zero_()
+        if copies_are_due and tracker.can_compare(slice(0, A), at_least=2):
+            pairs = exploit_and_explore(agent, optimizer, tracker.fitness(), args.mutation_rate)
+            copied_at.fill_(global_step)
+            tracker.restart()
 
         # ---------------------------------------------------------------- Rollout
         rollout_start = time.perf_counter()
@@ -458,8 +460,7 @@ def main(argv=None):
                 dones[t + 1] = terminated[t] | truncated
                 next_obs[t] = torch.where(dones[t + 1][:, None], info["final_obs"], obs[t + 1])
                 episodes.record(info["episode"])
-                fresh = info["episode"]["done"] & (info["episode"]["length"] <= since_copy // args.num_envs + t + 1)
-                objectives.copy_(torch.where(fresh, info["episode"]["objective"], objectives))  # PBT
+                tracker.record(dones[t], info["episode"])  # PBT
             values[T] = agent.get_value(obs[T:], agent_ids, dones[T:], lstm_states[T:])
             # Where an episode was truncated: each final observation as a column of its own, of one step
             steps, columns = (dones[1:] & ~terminated).nonzero(as_tuple=True)
@@ -469,7 +470,6 @@ def main(argv=None):
                     final_obs[None], agent_ids[:, columns], None, lstm_states[None, steps + 1, columns]
                 )[0]
         global_step += T * args.num_envs
-        since_copy += T * args.num_envs  # PBT
         harness.share_curriculum(env)
 
         # ---------------------------------------------------------------- Advantages and batch
@@ -477,8 +477,8 @@ def main(argv=None):
         raw_values = agent.value_rms.denormalize(values)
         next_values = torch.where(dones[1:], agent.value_rms.denormalize(final_values), raw_values[1:]) * ~terminated
         groups = optimizer.param_groups  # PBT: each column has its agent's own gamma and lambda (N,)
-        gamma = torch.tensor([own["gamma"] for own in groups], device=device).repeat_interleave(N // A)
-        gae_lambda = torch.tensor([own["gae_lambda"] for own in groups], device=device).repeat_interleave(N // A)
+        gamma = torch.tensor([group["gamma"] for group in groups], device=device)[agent_ids[0]]
+        gae_lambda = torch.tensor([group["gae_lambda"] for group in groups], device=device)[agent_ids[0]]
         advantages = compute_gae(rewards, raw_values[:-1], next_values, dones[1:], gamma, gae_lambda)
         returns = advantages + raw_values[:-1]
         explained_variance = 1 - advantages.var() / returns.var()
@@ -499,10 +499,10 @@ def main(argv=None):
         agent.value_rms.update(raw_values[:-1])  # the released code takes in values beside the returns
         agent.value_rms.update(returns)  # from here on the critic's outputs are in the new units
         batches = [{key: value.chunk(A, 1)[k] for key, value in batch.items()} for k in range(A)]  # PBT: of each agent
-        for network, own_batch in zip(agent, batches):
-            own_batch["returns"] = network.value_rms.normalize(own_batch["returns"])
-            mean, std = harness.mean_and_std(own_batch["advantages"])  # over all processes
-            own_batch["advantages"] = (own_batch["advantages"] - mean) / (std + 1e-8)
+        for network, batch in zip(agent, batches):
+            batch["returns"] = network.value_rms.normalize(batch["returns"])
+            mean, std = harness.mean_and_std(batch["advantages"])  # over all processes
+            batch["advantages"] = (batch["advantages"] - mean) / (std + 1e-8)
         # obs_rms takes in observations after the update, so that the policy that learns is the policy that acted. Only
         # a new run's first come before it: obs_rms is the identity then, and the update would learn from raw ones
         normalise_first = iteration == 1 and not args.load
@@ -511,15 +511,16 @@ def main(argv=None):
 
         # ---------------------------------------------------------------- Update
         losses = defaultdict(list)  # name -> one number per gradient step
-        kls = torch.zeros(A, device=device)
+        epoch_kls = torch.zeros(A)  # PBT: of each agent
         for epoch, k in itertools.product(range(args.update_epochs), range(A)):  # PBT: one agent at a time
             network = agent[k]
-            own = optimizer.param_groups[k]
-            own_args = replace(args, clip_coef=own["clip_coef"], ent_coef=own["ent_coef"])
-            own_kls = []
-            order = torch.randperm(batches[k]["obs"].shape[1], device=device)
+            batch = batches[k]
+            group = groups[k]
+            own_args = replace(args, clip_coef=group["clip_coef"], ent_coef=group["ent_coef"])
+            kls = []
+            order = torch.randperm(batch["obs"].shape[1], device=device)
             for columns in order.tensor_split(args.num_minibatches):
-                mb = {key: value[:, columns] for key, value in batches[k].items()}
+                mb = {key: value[:, columns] for key, value in batch.items()}
                 loss, kl, terms = minibatch_loss(network, mb, own_args)
                 optimizer.zero_grad()
                 loss.backward()
@@ -528,12 +529,13 @@ def main(argv=None):
                 optimizer.step()
                 with torch.no_grad():
                     network.actor_logstd.clamp_(max=math.log(MAX_STD))
-                own_kls.append(kl)
+                kls.append(kl)
                 for name, value in terms.items():
                     losses[f"losses/{name}"].append(value)
-            kls[k] = harness.average(torch.stack(own_kls).mean())
+            epoch_kl = harness.average(torch.stack(kls).mean()).item()
+            epoch_kls[k] = epoch_kl
             if epoch or args.num_minibatches > 1:  # with one minibatch, the first KL is measured before any step
-                own["lr"] = adapt_learning_rate(own["lr"], kls[k].item(), own["kl_threshold"])
+                group["lr"] = adapt_learning_rate(group["lr"], epoch_kl, group["kl_threshold"])
         if not normalise_first:
             agent.obs_rms.update(obs[:-1])
         losses = {name: torch.stack(numbers) for name, numbers in losses.items()}
@@ -552,16 +554,19 @@ def main(argv=None):
             "charts/action_std_max": action_std.max(),
             "charts/learning_rate": sum(group["lr"] for group in groups) / A,
             **losses,
-            "losses/approx_kl": kls,
+            "losses/approx_kl": epoch_kls,
             "losses/explained_variance": explained_variance,
             **harness.population_scalars(agent, episodes),  # PBT
-            **{f"pbt/{name}_{f.__name__}": f(group[name] for group in groups) for name in MUTATED for f in (min, max)},
             "pbt/judged_share": judged_share.mean(),
             "pbt/judged_share_min": judged_share.min(),
             "perf/rollout_s": update_start - rollout_start,
             "perf/update_s": time.perf_counter() - update_start,
         }
-        if pairs:  # PBT
+        # PBT
+        for name in MUTATED:
+            logs[f"pbt/{name}_min"] = min(group[name] for group in groups)
+            logs[f"pbt/{name}_max"] = max(group[name] for group in groups)
+        if pairs:
             logs["pbt/copies"] = ", ".join(f"{worse} <- {better}" for worse, better in pairs)
         run.checkpoint(iteration, global_step)
         run.log(iteration, global_step, logs)

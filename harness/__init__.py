@@ -7,6 +7,7 @@ from harness.distributed import WORLD_SIZE, average, average_gradients, broadcas
 from harness.distributed import share
 from harness.environments import EpisodeStatistics, make_env, share_curriculum
 from harness.errors import refuse
+from harness.fitness import FitnessTracker
 from harness.flags import parse_args
 from harness.help import parse_program_args
 from harness.run import Run

@@ -16,12 +16,14 @@ import torch
 from tensorboard.compat.proto.summary_pb2 import Summary
 from torch.utils.tensorboard import SummaryWriter
 
+from harness.fitness import AGENT_SHARE, MAX_WAIT, TOTAL_SHARE
+
 MIN_LEARNING_RATE = 1e-6  # the lower bound of adapt_learning_rate, which each script defines; a test compares them
 # Iterations in a row after which a line says that
 LOW_RATE_ITERATIONS = 100  # the learning rate is at its minimum
 NO_GENERATION_ITERATIONS = 500  # EPO has no generation
 NO_COPIES_ITERATIONS = 500  # PBT cannot judge an agent
-NEEDED = "90% and 50% are needed, or 20 episodes per environment"  # until agents are compared
+NEEDED = f"{TOTAL_SHARE:.0%} and {AGENT_SHARE:.0%} are needed, or {MAX_WAIT:.0f} episodes per environment"
 SPEED_WINDOW = 60.0  # seconds over which charts/SPS is measured
 TIME_LEFT_WINDOW = 600.0  # seconds; longer, so that the time left is steady
 
@@ -166,7 +168,7 @@ def no_copies(numbers, others):
     """What to say where PBT cannot judge its agents; else None."""
     if "pbt/judged_share" not in numbers or "pbt/copies" in others:
         return None
-    if numbers["pbt/judged_share"] >= 0.9 and numbers["pbt/judged_share_min"] >= 0.5:
+    if numbers["pbt/judged_share"] >= TOTAL_SHARE and numbers["pbt/judged_share_min"] >= AGENT_SHARE:
         return None
     return (
         f"no copies, since {numbers['pbt/judged_share']:.0%} of the environments and"

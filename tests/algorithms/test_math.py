@@ -10,6 +10,7 @@ import cpo
 import epo
 import pbt
 import ppo
+import harness
 import sapg
 from harness.log import MIN_LEARNING_RATE
 from tests.algorithms.minibatches import loss_of_minibatch, make_minibatch
@@ -184,7 +185,7 @@ def per_agent(fitness):
 
 
 def test_fitness_is_the_mean_of_each_environments_latest_episode():
-    fitness = epo.FitnessTracker(6, 3, "cpu")
+    fitness = harness.FitnessTracker(6, 3, "cpu")
     assert per_agent(fitness) == [NOT_KNOWN, NOT_KNOWN, NOT_KNOWN]
     record(fitness, EVERYBODY, (0, 1, 2), [10, 20, 30, 99, 99, 99])
     assert per_agent(fitness) == [15.0, 30.0, NOT_KNOWN]  # half of agent 1's environments have one
@@ -193,7 +194,7 @@ def test_fitness_is_the_mean_of_each_environments_latest_episode():
 
 
 def test_episodes_that_began_before_the_generation_do_not_count():
-    fitness = epo.FitnessTracker(6, 3, "cpu")
+    fitness = harness.FitnessTracker(6, 3, "cpu")
     record(fitness, EVERYBODY, EVERYBODY, [1] * 6)
     fitness.restart()
     assert per_agent(fitness) == [NOT_KNOWN] * 3
@@ -206,8 +207,8 @@ def test_episodes_that_began_before_the_generation_do_not_count():
 
 
 def test_fitness_goes_on_from_its_state():
-    fitness = epo.FitnessTracker(6, 3, "cpu")
-    copy = epo.FitnessTracker(6, 3, "cpu")
+    fitness = harness.FitnessTracker(6, 3, "cpu")
+    copy = harness.FitnessTracker(6, 3, "cpu")
     record(fitness, EVERYBODY, (0, 1, 2), [1, 2, 3, 4, 5, 6])
     copy.load_state_dict(fitness.state_dict())
     for each in (fitness, copy):
@@ -218,9 +219,30 @@ def test_fitness_goes_on_from_its_state():
 
 @pytest.mark.parametrize("judged, known", [(4, NOT_KNOWN), (5, 1.0)])
 def test_an_agents_fitness_is_known_from_half_of_its_environments_on(judged, known):
-    fitness = epo.FitnessTracker(20, 2, "cpu")  # ten environments each
+    fitness = harness.FitnessTracker(20, 2, "cpu")  # ten environments each
     record(fitness, range(10 + judged), range(10 + judged), [1] * 20)
     assert per_agent(fitness) == [1.0, known]
+
+
+@pytest.mark.parametrize(
+    "judged, episodes, at_least, expected",
+    [
+        ([0, 10, 10, 10], 1, 3, True),  # agent 0 is not compared
+        ([0, 10, 10, 7], 1, 3, True),
+        ([10, 10, 10, 6], 1, 3, False),  # 26 of 30 environments, where 27 are needed
+        ([10, 10, 10, 4], 1, 2, False),  # agent 3 is not known
+        ([0, 10, 10, 4], 34, 2, True),
+        ([0, 10, 10, 4], 34, 3, False),
+        ([0, 10, 10, 4], 33, 2, False),  # 19.8 episodes per environment, where 20 are needed
+    ],
+)
+def test_when_agents_can_be_compared(judged, episodes, at_least, expected):
+    """judged: in how many of an agent's ten environments so many episodes have finished."""
+    tracker = harness.FitnessTracker(40, 4, "cpu")
+    finished = [10 * k + i for k, count in enumerate(judged) for i in range(count)]
+    for _ in range(episodes):
+        record(tracker, range(40), finished, [1] * 40)
+    assert bool(tracker.can_compare(slice(1, None), at_least)) == expected
 
 
 class SimulatedEvolution:
@@ -232,22 +254,19 @@ class SimulatedEvolution:
     def __init__(self, mean_lengths, seed=0):
         self.mean_lengths = mean_lengths
         self.generator = torch.Generator().manual_seed(seed)
-        self.tracker = epo.FitnessTracker(mean_lengths.numel(), len(mean_lengths), "cpu")
+        self.tracker = harness.FitnessTracker(mean_lengths.numel(), len(mean_lengths), "cpu")
         self.length = torch.zeros(mean_lengths.numel())
         self.begins = torch.ones(mean_lengths.numel(), dtype=torch.bool)
 
     def next_fitness(self):
         """Steps until a generation may come; the agents' fitness (A,), by which they are then judged anew."""
-        gap = torch.tensor(math.nan)
-        while gap.isnan():
+        while not self.tracker.can_compare(slice(1, None), at_least=3):
             self.length = torch.where(self.begins, 1.0, self.length + 1.0)
             drawn = torch.rand(len(self.length), generator=self.generator)
             ends = drawn < 1.0 / self.mean_lengths.flatten()
             self.tracker.record(self.begins, {"done": ends, "objective": self.length})
             self.begins = ends
-            fitness = self.tracker.fitness()
-            episodes = self.tracker.episodes_per_environment()
-            gap, _ = epo.fitness_spread(fitness, self.tracker.judged_share(), 1.0, episodes)
+        fitness = self.tracker.fitness()
         self.tracker.restart()
         return fitness
 

@@ -81,7 +81,7 @@ def test_resumed_is_uninterrupted_bit_by_bit(script, task, network):
         assert lineage_stats["pending"]
         assert 0 < lineage_stats["generation"] < whole["learner"]["lineage_stats"]["generation"]
     if script is pbt:
-        assert 0 < early["rollout"][0]["since_copy"] < early["global_step"]  # there were copies
+        assert 0 < early["learner"]["copied_at"] < early["global_step"]
 
 
 def test_the_checkpoint_at_an_interval_is_the_state_of_then(monkeypatch):
@@ -157,14 +157,14 @@ def test_a_run_goes_on_where_there_are_fewer_gpus(monkeypatch):
 def test_an_environment_that_cannot_restore_its_episodes_begins_new_ones(monkeypatch):
     monkeypatch.setattr(Drift, "resumes_exactly", False)
     train(epo, command(epo, DRIFT, iterations=3))
-    record = epo.FitnessTracker.record
+    record = harness.FitnessTracker.record
     begins = []
 
     def recorded(self, begun, episode):
         begins.append(begun.clone())
         record(self, begun, episode)
 
-    monkeypatch.setattr(epo.FitnessTracker, "record", recorded)
+    monkeypatch.setattr(harness.FitnessTracker, "record", recorded)
     train(epo, resume(the_run(), 4, 32 * 9))
     assert len(begins) == 9
     assert begins[0].all()  # the scores of these new episodes count for the fitness

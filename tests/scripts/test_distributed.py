@@ -298,8 +298,7 @@ def test_all_processes_have_the_same_learner_and_their_own_environments(name, fo
         assert not torch.equal(a["rollout"][key], b["rollout"][key])
     assert not torch.equal(a["rollout"]["env"]["generator"], b["rollout"]["env"]["generator"])
     if name == "pbt":
-        assert a["rollout"]["since_copy"] < 1728  # there were copies
-        assert a["rollout"]["since_copy"] == b["rollout"]["since_copy"]
+        assert 0 < a["learner"]["copied_at"] < 1728
     if name == "epo":
         assert a["learner"]["lineage_stats"]["generation"] > 1
 
@@ -340,8 +339,6 @@ def test_resumed_with_fewer_processes_begins_new_episodes(name, folder, monkeypa
     assert 5 * steps[0] == 4 * steps[1] > 0
     if name == "epo":
         assert saved["learner"]["lineage_stats"]["generation"] > 1
-    if name == "pbt":
-        assert rollout["since_copy"] <= 2160 - before["global_step"]  # new episodes are waited for as at first
 
 
 def test_resumed_with_more_processes_each_draws_its_own_numbers(folder):
