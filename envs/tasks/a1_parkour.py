@@ -1,4 +1,4 @@
-"""A1Parkour: the quadruped Unitree A1 (12 kg) crosses obstacles from goal to goal, on ten levels of difficulty.
+"""A1Parkour: the quadruped Unitree A1 (12.5 kg) crosses obstacles from goal to goal, on ten levels of difficulty.
 
 The task is the first phase of Extreme Parkour (https://arxiv.org/abs/2309.14341), which EPO's paper takes over.
 
