@@ -19,7 +19,7 @@ import evaluate
 import export
 import view
 from envs.adapters import isaacgym
-from harness import checkpoints, hyperparameters
+from harness import checkpoints, diagnostics, hyperparameters
 from tests.conftest import documents
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -128,6 +128,10 @@ def test_shared_blocks_are_the_same_to_the_letter(scripts, shared):
     found = [definitions(script) for script in scripts]
     for name in shared:
         assert len({each[name] for each in found}) == 1, name
+
+
+def test_the_diagnostics_bound_ratios_as_the_scripts_do():
+    assert diagnostics.MAX_LOG_RATIO == epo.MAX_LOG_RATIO
 
 
 def test_what_scripts_define_stands_in_the_same_order():
