@@ -40,6 +40,8 @@ ONE_STEP = {
     name: f"{FIXED} --num-minibatches 1 --update-epochs 1 --total-timesteps 432 {flags}" for name, flags in OWN.items()
 }
 ONE_STEP["cpo"] += " --aggregation leader-follower --off-policy-ratio 3"  # of all followers: nothing is drawn
+TWO_EPOCHS = {name: f"{flags} --update-epochs 2" for name, flags in ONE_STEP.items()}
+TWO_EPOCHS["pbt"] += " --num-agents 1"  # whose KL divergence is the one that is logged
 RUN = f"{FIXED} --num-minibatches 2 --update-epochs 2 --learning-rate 0.02 --lstm --lstm-size 8"
 CLOCKWORK = {  # 12 environments for each agent, 12 iterations
     name: f"--no-cuda --env-id {__name__}:Clockwork --num-envs {12 * AGENTS[name]} --num-steps 9 --num-minibatches 2"
@@ -143,11 +145,11 @@ def play(jobs):
         folder = pathlib.Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         os.chdir(folder)
-        Fixed.agents = AGENTS[name]
+        Fixed.agents = 1 if "--num-agents 1" in flags else AGENTS[name]
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(torch.distributed, "destroy_process_group", lambda: None)  # the next job needs it
             if is_noise_of_all:
-                agents = 1 if name == "pbt" else AGENTS[name]  # PBT's act one by one
+                agents = 1 if name == "pbt" else Fixed.agents  # PBT's act one by one
                 patch.setattr(torch, "randn_like", NoiseOfAll(agents))
             SCRIPTS[name].main(flags.format(run=next(folder.glob("runs/*"), None)).split())
 
@@ -210,7 +212,11 @@ def folder(tmp_path_factory):
     jobs += [(name, flags, f"{folder}/clockwork/{name}", False) for name, flags in CLOCKWORK.items()]
     before = os.getcwd()
     play([("sapg", f"{RUN} {OWN['sapg']} --total-timesteps 864", f"{folder}/grown/sapg", False)])
+    play([(name, f"{flags} --kl-threshold 0", f"{folder}/alone/{name}", True) for name, flags in TWO_EPOCHS.items()])
     os.chdir(before)
+    for name, flags in TWO_EPOCHS.items():
+        (kl,) = logged(folder / "alone" / name, "losses/approx_kl").values()
+        jobs.append((name, f"{flags} --kl-threshold {0.501 * kl}", f"{folder}/two_epochs/{name}", True))
     jobs.append(("sapg", "--resume {run} --total-timesteps 1728", f"{folder}/grown/sapg", False))
     statuses, _, err = ended(launch(__file__, folder, json.dumps(jobs)))
     assert statuses == [0, 0], err
@@ -266,6 +272,14 @@ def test_two_processes_learn_what_one_learns(name, folder, tmp_path):
     if name == "epo":
         episodes = [rollout["tracker"]["episodes"] for rollout in two["rollout"]]
         torch.testing.assert_close(torch.cat(episodes, 1), whole["tracker"]["episodes"])
+
+
+@every_script
+def test_the_learning_rate_follows_the_kl_divergence_of_all_processes(name, folder):
+    """It is just below twice the threshold, above which one of the two processes is by itself: the rate stays."""
+    two = folder / "two_epochs" / name
+    (rate,) = logged(two, "charts/learning_rate").values()
+    assert rate == pytest.approx(checkpoint(the_run(two))["args"]["learning_rate"])
 
 
 @pytest.mark.parametrize("name", LOSSES)
