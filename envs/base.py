@@ -42,8 +42,9 @@ class VectorEnv:
         self.joint_upper = self.constant([1.0, 2.0])   not saved: a tensor that never changes
         self.num_joints = 2                            not saved: numbers, strings, lists, dicts
 
-    So whatever changes while the task is stepped must be a tensor. A constant is not saved so that a run that is
-    resumed after joint_upper was edited in the code has the new joint limits, not those of its checkpoint.
+    So whatever changes while the task is stepped must be a tensor, or an object with these two methods. Constants are
+    left out so that a run that is resumed after joint_upper was edited in the code has the new joint limits, not those
+    of its checkpoint.
 
     A task sets `num_obs`, `num_actions` and `max_episode_steps` and implements the methods below the line.
     Shape letters: N num_envs, D num_obs, U num_actions. Every tensor lives on `device`.

@@ -24,7 +24,7 @@ ALL_ALLEGRO_KUKA = [task for task in TASKS if task.startswith("AllegroKuka")]
 TWO_ARMS = [task for task in ALL_ALLEGRO_KUKA if task.startswith("AllegroKukaTwoArms")]
 REORIENTATION = [task for task in ALL_ALLEGRO_KUKA if task.startswith("AllegroKukaReorientation")]
 RELATIVE_TARGETS = [task for task in ALL_ALLEGRO_KUKA if task.endswith(("HeldStarts", "RelativeTargets"))]
-ONE_ARM = [task for task in ALL_ALLEGRO_KUKA if task not in (*TWO_ARMS, *RELATIVE_TARGETS)]
+ONE_ARM = [task for task in ALL_ALLEGRO_KUKA if task not in (*TWO_ARMS, *RELATIVE_TARGETS)]  # the papers'
 FRANKA_CUBES = ["FrankaCubePush", "FrankaCubeStack"]
 ENVPOOL = ["envpool:Ant-v5", "envpool:Hopper-v5", "envpool:Walker2d-v5"]
 
