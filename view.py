@@ -463,7 +463,8 @@ class Page:
         """One control step of all worlds."""
         self.moved = True
         action = self.player.act(self.obs)
-        k, first = self.playing[0], self.shown[0]
+        k = self.playing[0]
+        first = self.shown[0]
         network = self.agent[k] if isinstance(self.agent, torch.nn.ModuleList) else self.agent  # PBT: one each
         value = network.value_rms.denormalize(self.player.value[0, first]) / self.saved["args"]["reward_scale"]
         self.history.append([self.seconds, value.item(), *action[first].clamp(-1.0, 1.0).tolist()])
@@ -491,10 +492,13 @@ class Page:
 
     def write(self):
         """Bring text and plots up to date."""
-        k, first = self.playing[0], self.shown[0]
+        k = self.playing[0]
+        first = self.shown[0]
         env = self.env
         episode = describe(env.episode_length[first], env.episode_return[first], env.objective()[first])
-        task, script, steps = self.saved["args"]["env_id"], self.saved["script"], self.saved["global_step"]
+        task = self.saved["args"]["env_id"]
+        script = self.saved["script"]
+        steps = self.saved["global_step"]
         choice = self.agent_choice.value
         who = choice if choice == f"agent {k}" else f"{choice} (agent {k})"
         self.text.content = (

@@ -29,16 +29,22 @@ def full_precision():
 
 def is_constant(value):
     """Whether `value` is a tensor that `VectorEnv.constant` created."""
-    return isinstance(value, torch.Tensor) and getattr(value, "is_constant", False)
+    return getattr(value, "is_constant", False)
 
 
 class VectorEnv:
     """N copies of one task, stepped together, with same-step autoreset.
 
-    What is state: every attribute that is a tensor is saved in checkpoints and restored from them, and so is every
-    attribute that has a `state_dict`, such as the engine. Numbers, lists and dicts are not saved, so whatever changes
-    while the task is stepped must be a tensor. `constant()` makes tensors that never change, such as joint limits.
-    These are not saved either, so that a resumed run uses the values that the code has by then.
+    A checkpoint saves a task without being told what to save. It goes by what the attributes are:
+
+        self.velocity = self.zeros(3)                  saved: every tensor, whether it changes or not
+        self.engine = make_engine(...)                 saved: whatever has a state_dict and a load_state_dict
+        self.joint_upper = self.constant([1.0, 2.0])   not saved: a tensor that never changes
+        self.num_joints = 2                            not saved: numbers, strings, lists, dicts
+
+    So whatever changes while the task is stepped must be a tensor, or an object with these two methods. Constants are
+    left out so that a run that is resumed after joint_upper was edited in the code has the new joint limits, not those
+    of its checkpoint.
 
     A task sets `num_obs`, `num_actions` and `max_episode_steps` and implements the methods below the line.
     Shape letters: N num_envs, D num_obs, U num_actions. Every tensor lives on `device`.
@@ -127,35 +133,47 @@ class VectorEnv:
         self.episode_return.masked_fill_(mask, 0.0)
 
     def state_dict(self) -> Dict[str, Any]:
-        """Everything needed to continue exactly: the tensors among the attributes that are not constants, the random
-        generator, and the state_dict of every attribute that has one."""
-        state = {name: value.clone() for name, value in self._state_tensors().items()}
+        """Everything needed to continue exactly, name -> value.
+
+        These are the attributes that are tensors, without constants; the state of the random generator; and the
+        state_dict of every attribute that has one.
+        """
+        state = {name: tensor.clone() for name, tensor in self._saved_tensors().items()}
         state["generator"] = self.generator.get_state()
-        return {**state, **{name: part.state_dict() for name, part in self._parts().items()}}
+        for name, part in self._saved_parts().items():
+            state[name] = part.state_dict()
+        return state
 
     def load_state_dict(self, state: Dict[str, Any]) -> None:
-        """Restore in place what `state_dict` returned, except for a generator of another kind of device."""
-        for name, own in self._state_tensors().items():
+        """Restore in place what `state_dict` returned, except for a generator of another kind of device.
+
+        Raises ValueError where a tensor has another shape, as that of another number of environments has.
+        """
+        for name, own in self._saved_tensors().items():
             if state[name].shape != own.shape:
                 raise ValueError(f"{name} has shape {tuple(state[name].shape)}, must be {tuple(own.shape)}")
             own.copy_(state[name])
         if state["generator"].shape == self.generator.get_state().shape:  # a GPU's differs from a CPU's
             self.generator.set_state(state["generator"])
-        for name, part in self._parts().items():
+        for name, part in self._saved_parts().items():
             part.load_state_dict(state[name])
 
+    def _saved_tensors(self):
+        tensors = {name: value for name, value in vars(self).items() if isinstance(value, torch.Tensor)}
+        return {name: value for name, value in tensors.items() if not is_constant(value)}
+
+    def _saved_parts(self):
+        return {name: value for name, value in vars(self).items() if hasattr(value, "state_dict")}
+
     def __setattr__(self, name, value):
-        """Refuse to replace a constant by a tensor that changes: it would not be restored."""
+        """Python calls this for `self.name = value`. Raises AttributeError where that overwrites a constant.
+
+        `self.joint_upper = 0.9 * self.joint_upper` would turn it into a tensor that changes, but a new process creates
+        it as a constant, which `load_state_dict` does not restore. Only another constant may take its place.
+        """
         if is_constant(vars(self).get(name)) and not is_constant(value):
             raise AttributeError(f"{name} is a constant; create what changes with zeros() or tensor()")
         super().__setattr__(name, value)
-
-    def _state_tensors(self):
-        tensors = {name: value for name, value in sorted(vars(self).items()) if isinstance(value, torch.Tensor)}
-        return {name: value for name, value in tensors.items() if not is_constant(value)}
-
-    def _parts(self):
-        return {name: value for name, value in vars(self).items() if hasattr(value, "state_dict")}
 
     def uniform(self, low: float, high: float, *shape: int) -> Tensor:
         """Uniform numbers in [low, high) from the environment's own generator, shape (N, *shape)."""

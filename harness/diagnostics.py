@@ -8,7 +8,7 @@ from torch.distributions import kl_divergence
 
 from harness import distributed
 
-LOG_RATIO_BOUND = 20.0  # against overflow
+MAX_LOG_RATIO = 20.0  # as in the scripts, which define their own so that each is whole; a test compares them
 MAX_SHOWN = 9  # agents in the KL matrix
 MAX_STATES = 256  # of each of these, over which its KL divergences are averaged
 BLACK_KL = 1e-3  # nats; in the image of the KL matrix smaller ones are black, too
@@ -60,7 +60,7 @@ def diagnose(iteration, agent, batch, args):
 
 
 def importance_log_ratios(agent, rows, num_minibatches):
-    """log w = log pi_learner(a, s) - log pi_behaviour(a, s), within +-LOG_RATIO_BOUND, (T, C).
+    """log w = log pi_learner(a, s) - log pi_behaviour(a, s), within +-MAX_LOG_RATIO, (T, C).
 
     rows: C columns of a batch, whose agent_ids name the learner and whose logprobs are those of the agent that acted.
     With an LSTM the learner starts from the latter's state. num_minibatches: into how many parts the columns are
@@ -68,7 +68,7 @@ def importance_log_ratios(agent, rows, num_minibatches):
     """
     minibatches = zip(*(rows[key].chunk(num_minibatches, 1) for key in INPUTS))
     logprobs = torch.cat([agent.get_action_and_value(*inputs)[1] for inputs in minibatches], 1)
-    return (logprobs - rows["logprobs"]).clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
+    return (logprobs - rows["logprobs"]).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
 
 
 def importance_statistics(log_ratios, num_agents):

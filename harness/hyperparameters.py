@@ -1,24 +1,34 @@
-"""Tuned hyperparameters: one table per script, task -> the flags that differ from the script's defaults.
+"""Tuned hyperparameters: the tables PPO, PBT, SAPG, CPO and EPO, one per script, and CPU for machines without a GPU.
+
+A table has one row per task. A row is a dict, flag -> value, of the flags whose value is not the default in the
+script's Args, which says what each flag means. A run takes a flag from the first of these that has it: the command
+line, the task's row of CPU if there is no GPU, its row in the script's table, and Args.
 
 Sources: SAPG Tables 2-4, EPO B.2 and CPO Tables 3-6, for reward scales and entropy bonuses the released code, for Ant
-and Cartpole IsaacGymEnvs, for EnvPool rl_games. A flag on the command line wins. Without a GPU `CPU` comes on top.
+and Cartpole IsaacGymEnvs, for EnvPool rl_games.
 """
 
 from envs import TASKS  # before torch: Isaac Gym must be imported first
 
 
-def merge(*tables):
-    """Tables laid over each other row by row; later ones win."""
-    return {task: {k: v for table in tables for k, v in table.get(task, {}).items()} for t in tables for task in t}
+def merge(table, changes):
+    """A copy of a table, with the flags of `changes`, a table too, added to its rows or in place of theirs."""
+    merged = dict(table)
+    for task, row in changes.items():
+        merged[task] = {**table.get(task, {}), **row}
+    return merged
 
 
-# Families of tasks
+# Families of tasks. A family's row in a table, dict.fromkeys(family, row), is the row of each of its tasks
 ALL_ALLEGRO_KUKA = [task for task in TASKS if task.startswith("AllegroKuka")]
 TWO_ARMS = [task for task in ALL_ALLEGRO_KUKA if task.startswith("AllegroKukaTwoArms")]
 REORIENTATION = [task for task in ALL_ALLEGRO_KUKA if task.startswith("AllegroKukaReorientation")]
 RELATIVE_TARGETS = [task for task in ALL_ALLEGRO_KUKA if task.endswith(("HeldStarts", "RelativeTargets"))]
+ONE_ARM = [task for task in ALL_ALLEGRO_KUKA if task not in (*TWO_ARMS, *RELATIVE_TARGETS)]  # the papers'
 FRANKA_CUBES = ["FrankaCubePush", "FrankaCubeStack"]
+ENVPOOL = ["envpool:Ant-v5", "envpool:Hopper-v5", "envpool:Walker2d-v5"]
 
+# Values that the rows of several tasks begin with
 ALLEGRO_KUKA = dict(
     num_envs=24_576, total_timesteps=10_000_000_000, num_steps=16, num_minibatches=4, update_epochs=2,
     learning_rate=1e-4, kl_threshold=0.016, clip_coef=0.1, vf_coef=4.0, bounds_coef=1e-4, reward_scale=0.01,
@@ -47,11 +57,11 @@ RL_GAMES = dict(  # its configurations for EnvPool's MuJoCo tasks; minibatches o
 )  # fmt: skip
 # The toys are ours, and so are these values
 TOY = dict(num_envs=3_072, num_steps=16, num_minibatches=4, update_epochs=2, kl_threshold=0.016, hidden_sizes=(64, 64))
-COMMON = {  # to all scripts
+COMMON = {  # to all scripts, whose tables change or add to it
     # The initial standard deviation is ours: 0.2 of an action moves the targets of the joints by 0.07 rad
     "A1Parkour": {**LOCOMOTION, **EPO_LOCOMOTION, "init_std": 0.2},
     "AllegroHand": dict(IN_HAND, hidden_sizes=(512, 256, 128)),
-    **dict.fromkeys(ALL_ALLEGRO_KUKA, ALLEGRO_KUKA),
+    **dict.fromkeys([*ONE_ARM, *TWO_ARMS], ALLEGRO_KUKA),
     # These tasks are ours, and so are the three values in which they differ from the papers' AllegroKuka
     **dict.fromkeys(RELATIVE_TARGETS, dict(ALLEGRO_KUKA, kl_threshold=0.008, clip_coef=0.2, init_std=0.4)),
     "Ant": dict(
@@ -76,7 +86,7 @@ COMMON = {  # to all scripts
 }  # fmt: skip
 # No paper trains a population on EnvPool's tasks, so this row is ours: enough environments for 6 to 64 agents,
 # minibatches of 1,024 rows, and the papers' entropy bonus for locomotion
-POPULATION = dict(
+ENVPOOL_POPULATION = dict(
     num_envs=960, num_steps=16, num_minibatches=15, clip_vloss=True, hidden_sizes=(256, 128, 64), max_ent_coef=0.001,
 )  # fmt: skip
 # The entropy bonus of a single agent is ours, see benchmarks/robots.md
@@ -89,23 +99,20 @@ SAPG = merge(COMMON, {
     # The toys are ours, and so are their entropy bonuses
     "Grasp": dict(max_ent_coef=0.005),
     "Moat": dict(max_ent_coef=0.025),
-    **{f"envpool:{task}-v5": POPULATION for task in ("Ant", "Hopper", "Walker2d")},
+    **dict.fromkeys(ENVPOOL, ENVPOOL_POPULATION),
 })  # fmt: skip
 CPO = merge(SAPG, {  # CPO Tables 3-6
     "AllegroHand": dict(awac_coef=0.0005, awac_temperature=0.1, adversarial_coef=0.001),
     "AllegroKukaThrow": dict(awac_temperature=0.1),
-    **{task: dict(discriminator_sizes=(768, 512, 256)) for task in ("Anymal", "Humanoid")},
+    **dict.fromkeys(["Anymal", "Humanoid"], dict(discriminator_sizes=(768, 512, 256))),
     **dict.fromkeys(FRANKA_CUBES, dict(awac_coef=0.0005, awac_temperature=0.1, discriminator_sizes=(256, 128, 64))),
     "ShadowHand": dict(adversarial_coef=0.01),
 })  # fmt: skip
-EPO = merge(
-    SAPG,
-    {
-        **dict.fromkeys(ALL_ALLEGRO_KUKA, dict(bounds_coef=1e-5)),  # EPO B.2
-        **dict.fromkeys(("A1Parkour", "Anymal", "Humanoid"), dict(EPO_LOCOMOTION, ga_threshold=0.5)),
-        **{task: dict(ga_threshold=0.5) for task in COMMON if task == "Ant" or task.startswith("envpool:")},
-    },
-)
+EPO = merge(SAPG, {
+    **dict.fromkeys(ALL_ALLEGRO_KUKA, dict(bounds_coef=1e-5)),  # EPO B.2
+    **dict.fromkeys(["A1Parkour", "Anymal", "Humanoid"], dict(EPO_LOCOMOTION, ga_threshold=0.5)),
+    **dict.fromkeys(["Ant", *ENVPOOL], dict(ga_threshold=0.5)),
+})  # fmt: skip
 # No paper trains without a GPU, so these rows are ours: small networks, minibatches with as many rows as there are
 # environments, and enough steps for one to five hours
 SMALL = dict(num_envs=1_024, num_steps=16, num_minibatches=16, lstm=False, hidden_sizes=(256, 128, 64))
@@ -115,7 +122,7 @@ CPU = {
         bounds_coef=1e-4, total_timesteps=100_000_000,
     ),
     **dict.fromkeys(["AllegroHand", "ShadowHand"], dict(SMALL, total_timesteps=80_000_000)),
-    **dict.fromkeys(ALL_ALLEGRO_KUKA, dict(SMALL, update_epochs=5, total_timesteps=60_000_000)),
+    **dict.fromkeys(ONE_ARM, dict(SMALL, update_epochs=5, total_timesteps=60_000_000)),
     **dict.fromkeys(TWO_ARMS, dict(SMALL, update_epochs=5, total_timesteps=50_000_000)),
     **dict.fromkeys(RELATIVE_TARGETS, dict(SMALL, num_envs=2_048, update_epochs=4, total_timesteps=60_000_000)),
     "Anymal": dict(SMALL, total_timesteps=60_000_000),

@@ -48,6 +48,15 @@ def lifted():
     return model, data
 
 
+@pytest.fixture
+def held(lifted):
+    """Model and data of a test's own, as `lifted` left them."""
+    model, end = lifted
+    data = mujoco.MjData(model)
+    mujoco.mj_copyData(data, model, end)
+    return model, data
+
+
 def hold(model, data, seconds, force=lambda: np.zeros(3)):
     """Keep the targets while `force` pushes (N, object's frame) anew each control step.
 
@@ -65,10 +74,8 @@ def hold(model, data, seconds, force=lambda: np.zeros(3)):
     return np.array(heights), np.array(slips)
 
 
-def test_a_grasped_cube_is_lifted_and_stays_held(lifted):
-    model = lifted[0]
-    data = mujoco.MjData(lifted[0])
-    mujoco.mj_copyData(data, *lifted)
+def test_a_grasped_cube_is_lifted_and_stays_held(held):
+    model, data = held
     assert data.body(scene.OBJECT_BODY).xpos[2] > RESTING_HEIGHT + 0.2
     assert set().union(*touching(model, data)) == {"object", "index_link_3", "middle_link_3", "thumb_link_3"}
     heights, slips = hold(model, data, 2.0)
@@ -77,10 +84,8 @@ def test_a_grasped_cube_is_lifted_and_stays_held(lifted):
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_held_cube_survives_the_pushes_of_the_task(lifted, seed):
-    model = lifted[0]
-    data = mujoco.MjData(lifted[0])
-    mujoco.mj_copyData(data, *lifted)
+def test_a_held_cube_survives_the_pushes_of_the_task(held, seed):
+    model, data = held
     rng = np.random.default_rng(seed)
     push = np.zeros(3)
 
@@ -93,10 +98,8 @@ def test_a_held_cube_survives_the_pushes_of_the_task(lifted, seed):
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_held_cube_survives_trembling_actions(lifted, seed):
-    model = lifted[0]
-    data = mujoco.MjData(lifted[0])
-    mujoco.mj_copyData(data, *lifted)
+def test_a_held_cube_survives_trembling_actions(held, seed):
+    model, data = held
     rng = np.random.default_rng(seed)
     before = object_in_palm(data)
     shut = data.ctrl[7:].copy()

@@ -344,7 +344,7 @@ def test_a_state_from_another_kind_of_device_or_of_another_size():
     other = started("Moat", 4, seed=2)
     other.load_state_dict({**env.state_dict(), "generator": torch.zeros(16, dtype=torch.uint8)})  # as long as a GPU's
     assert torch.equal(other.observe(), env.observe())
-    with pytest.raises(ValueError, match=r"^episode_length has shape \(4,\), must be \(1,\)$"):
+    with pytest.raises(ValueError, match=r"^episode_step has shape \(4,\), must be \(1,\)$"):
         started("Moat", 1).load_state_dict(env.state_dict())
 
 

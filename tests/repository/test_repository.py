@@ -19,7 +19,7 @@ import evaluate
 import export
 import view
 from envs.adapters import isaacgym
-from harness import checkpoints, hyperparameters
+from harness import checkpoints, diagnostics, hyperparameters
 from tests.conftest import documents
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -128,6 +128,10 @@ def test_shared_blocks_are_the_same_to_the_letter(scripts, shared):
     found = [definitions(script) for script in scripts]
     for name in shared:
         assert len({each[name] for each in found}) == 1, name
+
+
+def test_the_diagnostics_bound_ratios_as_the_scripts_do():
+    assert diagnostics.MAX_LOG_RATIO == epo.MAX_LOG_RATIO
 
 
 def test_what_scripts_define_stands_in_the_same_order():
@@ -311,7 +315,9 @@ def test_the_documents_give_the_true_defaults():
 
 def test_the_documents_know_what_the_flags_are_called():
     names = {f.name for f in fields(epo.Args)}
-    assert all(row[1].strip("`") in names for row in table("rl_games"))
+    translated = {row[1].strip("`") for row in table("rl_games")}
+    assert translated
+    assert translated <= names
     options = {"--" + name.replace("_", "-") for script in SCRIPTS for name in flags(script)}
     options |= {"--" + f.name.replace("_", "-") for script in (evaluate, export, view) for f in fields(script.Args)}
     options |= {option.replace("--", "--no-", 1) for option in options} | {"--help"}

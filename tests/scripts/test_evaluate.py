@@ -29,6 +29,18 @@ POPULATION = {ppo: "", **dict.fromkeys((sapg, cpo, epo, pbt), "--num-agents 4")}
 FLAGS = "--no-cuda --num-envs 32 --num-steps 32 --num-minibatches 2 --hidden-sizes 16 --lstm-size 8"
 
 
+@pytest.fixture
+def evaluated(capsys):
+    """evaluated(run, flags): what evaluate.py prints, standard output and standard error."""
+
+    def call(run, flags):
+        capsys.readouterr()
+        evaluate.main([run, "--no-cuda", *flags.split()])
+        return capsys.readouterr()
+
+    return call
+
+
 def train(script, flags="--env-id Cartpole --total-timesteps 4096"):
     script.main(f"{FLAGS} {POPULATION[script]} {flags}".split())
     return str(the_run())
@@ -47,7 +59,7 @@ def train(script, flags="--env-id Cartpole --total-timesteps 4096"):
         (pbt, "--lstm", False),
     ],
 )
-def test_a_checkpoint_scores_as_the_agent_in_memory(script, network, new_process, monkeypatch, capsys):
+def test_a_checkpoint_scores_as_the_agent_in_memory(script, network, new_process, monkeypatch, evaluated):
     make = script.Agent
     agents = []
     monkeypatch.setattr(script, "Agent", lambda *args: agents.append(make(*args)) or agents[-1])
@@ -63,25 +75,23 @@ def test_a_checkpoint_scores_as_the_agent_in_memory(script, network, new_process
         score = f"{returns.mean():.2f} ± {error:.2f}"  # the pole's objective is the return
         rows.append(f"{score} | {score} | {lengths.mean():.0f} |")
     assert differences(agents[0].state_dict(), before) == []  # nothing moved
-    flags = [run, "--episodes", "6", "--seed", "7", "--no-cuda"]
-    flags += ["--agents", "0"] if script is pbt else []  # it has no leader
-    capsys.readouterr()
+    flags = "--episodes 6 --seed 7"
+    flags += " --agents 0" if script is pbt else ""  # it has no leader
     if new_process:
-        command = [sys.executable, str(ROOT / "evaluate.py"), *flags]
+        command = [sys.executable, str(ROOT / "evaluate.py"), run, "--no-cuda", *flags.split()]
         out = subprocess.run(command, capture_output=True, text=True, check=True, env=ENVIRONMENT).stdout
     else:
-        evaluate.main(flags)
-        out = capsys.readouterr().out
+        out = evaluated(run, flags).out
     first, _, _, *table = out.splitlines()
     assert first == f"Cartpole, {script.__name__}.py, 4,096 steps, 6 episodes"
     assert [row.split(" | ", 2)[2] for row in table] == rows[:2]
     name = "agent" if script in (ppo, pbt) else "leader"
     assert [row.split(", ")[0] for row in table] == [f"| {name}"] * 2
-    evaluate.main([*flags, "--agents", str(last)])
-    assert [row.split(" | ", 2)[2] for row in capsys.readouterr().out.splitlines()[3:]] == rows[-2:]
+    _, _, _, *table = evaluated(run, f"{flags} --agents {last}").out.splitlines()
+    assert [row.split(" | ", 2)[2] for row in table] == rows[-2:]
 
 
-def test_a_copy_of_a_script_trains_resumes_and_plays(capsys):
+def test_a_copy_of_a_script_trains_resumes_and_plays(evaluated):
     """cp epo.py "2nd run.v2.py", another activation, a flag more and some less, train, --resume, evaluate.py."""
     text = (ROOT / "epo.py").read_text().replace("nn.ELU()", "nn.Tanh()")
     text = text.replace("    # EPO\n    num_elites", "    std_range: Tuple[float, float] = (0.1, 2.0)\n    num_elites")
@@ -105,8 +115,7 @@ def test_a_copy_of_a_script_trains_resumes_and_plays(capsys):
     assert script.__file__ == str(pathlib.Path(f"{name}.py").resolve())
     assert any(isinstance(layer, torch.nn.Tanh) for layer in script.Agent(4, 1, script.Args()).mlp)
     pathlib.Path(f"{name}.py").write_text(text.replace("std_range:", "std_bounds:"))
-    evaluate.main([str(run), "--episodes", "2", "--no-cuda"])
-    out = capsys.readouterr().out
+    out = evaluated(str(run), "--episodes 2").out
     assert "| leader, 0 | mean |" in out
     assert "std_range" in out  # which is ignored
 
@@ -137,13 +146,11 @@ def test_the_best_agent_wins_the_second_round_not_the_first(monkeypatch):
         (pbt, "--agents 2 --best", ["agent", "best"]),
     ],
 )
-def test_who_is_scored(script, flags, players, monkeypatch, capsys):
+def test_who_is_scored(script, flags, players, monkeypatch, evaluated):
     monkeypatch.setattr(evaluate, "TRIALS", 1)
     monkeypatch.setattr(evaluate, "FINAL_TRIALS", 2)
-    run = train(script)
-    capsys.readouterr()
-    evaluate.main([run, "--episodes", "2", "--no-cuda", *flags.split()])
-    rows = [line for line in capsys.readouterr().out.splitlines() if " | mean | " in line]
+    out = evaluated(train(script), f"--episodes 2 {flags}").out
+    rows = [line for line in out.splitlines() if " | mean | " in line]
     assert [row.split(", ")[0] for row in rows] == [f"| {name}" for name in players]
 
 
@@ -191,12 +198,11 @@ class Uneven(Counting):
         return 10.0 * self.number
 
 
-def test_scores_are_those_of_first_episodes(capsys):
+def test_scores_are_those_of_first_episodes(evaluated):
     run = train(ppo, f"--env-id {__name__}:Uneven --total-timesteps 1024")
-    capsys.readouterr()
-    evaluate.main([run, "--episodes", "3", "--no-cuda"])  # returns 1, 2, 3
+    _, _, _, *table = evaluated(run, "--episodes 3").out.splitlines()  # returns 1, 2, 3
     row = "| 2.00 ± 0.47 | 10.00 ± 4.71 | 4 |"
-    assert capsys.readouterr().out.splitlines()[3:] == [f"| agent, 0 | {how} {row}" for how in ("sampled", "mean")]
+    assert table == [f"| agent, 0 | {how} {row}" for how in ("sampled", "mean")]
 
 
 class OneNeverEnds(Uneven):
@@ -209,12 +215,10 @@ class OneNeverEnds(Uneven):
         return reward, terminated & (self.number < 2), truncated
 
 
-def test_episodes_that_never_end_are_left_out_and_named(monkeypatch, capsys):
+def test_episodes_that_never_end_are_left_out_and_named(monkeypatch, evaluated):
     monkeypatch.setattr(evaluate, "MAX_STEPS", 50)
     run = train(ppo, f"--env-id {__name__}:OneNeverEnds --total-timesteps 1024")
-    capsys.readouterr()
-    evaluate.main([run, "--episodes", "3", "--no-cuda"])
-    captured = capsys.readouterr()
+    captured = evaluated(run, "--episodes 3")
     assert captured.out.splitlines()[3] == "| agent, 0 | sampled | 1.50 ± 0.35 | 5.00 ± 3.54 | 3 |"
     waiting, left_out = captured.err.splitlines()[:2]
     assert "1 of 3" in waiting
@@ -271,24 +275,21 @@ def test_an_evaluation_begins_whole_episodes_with_the_curriculum_of_training():
 
 
 @pytest.mark.parametrize(
-    "script, env_id, agents, filmed, shape",
+    "script, env_id, flags, filmed, shape",
     [
-        (sapg, "Cartpole", (), [0], (1, 1)),
-        (pbt, "Cartpole", (), [2], (1, 1)),
-        (sapg, "Moat", (0, 1, 3), [0, 1, 3], (2, 2)),
+        (sapg, "Cartpole", "", [0], (1, 1)),
+        (pbt, "Cartpole", "", [2], (1, 1)),
+        (sapg, "Moat", "--agents 0 1 3", [0, 1, 3], (2, 2)),
     ],
 )
-def test_videos(script, env_id, agents, filmed, shape, monkeypatch, capsys):
+def test_videos(script, env_id, flags, filmed, shape, monkeypatch, evaluated):
     monkeypatch.setattr(envs.find_class(env_id), "max_episode_steps", 20)  # without a GPU a picture takes 0.3 s
     run = train(script, f"--env-id {env_id} --total-timesteps 4096")
     monkeypatch.setattr(evaluate, "find_best", lambda *args: 2)
-    flags = ["--agents", *map(str, agents)] if agents else []
     make = evaluate.Player
     players = []
     monkeypatch.setattr(evaluate, "Player", lambda *args, **kw: players.append(make(*args, **kw)) or players[-1])
-    capsys.readouterr()
-    evaluate.main([run, "--no-cuda", "--video", "film.mp4", *flags])
-    out = capsys.readouterr().out
+    out = evaluated(run, f"--video film.mp4 {flags}").out
     assert f"agent {', '.join(map(str, filmed))} " in out
     assert "|" not in out  # no scores
     (player,) = players
@@ -341,11 +342,10 @@ class Wrapped:
         return np.full((32, 32, 3), 7, np.uint8)
 
 
-def test_a_class_that_is_no_vector_env_trains_scores_and_is_filmed(capsys):
+def test_a_class_that_is_no_vector_env_trains_scores_and_is_filmed(evaluated):
     run = train(ppo, f"--env-id {__name__}:Wrapped --total-timesteps 1024 --capture-video")
     assert "charts/leader" in written(pathlib.Path(run)).Tags()["images"]
-    evaluate.main(f"{run} --episodes 2 --no-cuda --video film.mp4".split())
-    assert "| agent, 0 | mean | 5.00 ± 0.00 |" in capsys.readouterr().out
+    assert "| agent, 0 | mean | 5.00 ± 0.00 |" in evaluated(run, "--episodes 2 --video film.mp4").out
     assert pathlib.Path("film.mp4").stat().st_size > 0
 
 

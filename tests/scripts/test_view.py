@@ -402,6 +402,9 @@ def test_the_page_in_a_browser(light_viewer, chromium):
         assert np.argmin(distances) == k
         assert distances[k] < 1e-5
 
+    qpos = page.env.engine.qpos[0].clone()
+    tab.get_by_role("button", name="New episode").click()  # one that does not end in the step below
+    wait_for(lambda: (page.env.engine.qpos[0] != qpos).any() and not page.moved)
     velocity = page.env.engine.qvel[0].clone()
     place = page.env.engine.qpos[0, 0].item()
     tab.get_by_role("button", name="Push sideways").click()
