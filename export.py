@@ -31,7 +31,7 @@ class Args:
     """a run's folder, a checkpoint file, or a folder that this script wrote"""
     # Export
     output: tyro.conf.Positional[str]
-    """a file that ends with .onnx (pip install -r requirements-onnx.txt), or a folder for policy.pt"""
+    """a file that ends with .onnx (pip install -e '.[onnx]'), or a folder for policy.pt"""
     agent: Optional[int] = None
     """the agent of an .onnx file; none: the leader, of PBT the best"""
 

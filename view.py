@@ -34,7 +34,7 @@ try:
     import viser
     from mjviser import ViserMujocoScene
 except ModuleNotFoundError as error:
-    raise SystemExit(f"view.py needs {error.name}: pip install -r requirements-view.txt") from None
+    raise SystemExit(f"view.py needs {error.name}: pip install -e '.[view]'") from None
 
 FRAME_PERIOD = 1.0 / 30.0  # s, between pictures
 TEXT_PERIOD = 0.2  # s, between updates of the text and the plots

@@ -132,7 +132,7 @@ def check_versions():
     """Raises ValueError (one line) if the versions of MuJoCo and MuJoCo Warp differ."""
     mujoco, warp = (importlib.metadata.version(name) for name in ("mujoco", "mujoco-warp"))
     if mujoco.split(".")[:3] != warp.split(".")[:3]:
-        raise ValueError(f"mujoco {mujoco} and mujoco-warp {warp} differ: pip install -r requirements-gpu.txt")
+        raise ValueError(f"mujoco {mujoco} and mujoco-warp {warp} differ: pip install -e '.[gpu]'")
 
 
 def make(

@@ -28,7 +28,7 @@ def make_env(args):
         refuse("--env-id", args.env_id, "must have at least one number in its observation and in its action")
     engine = getattr(env, "engine_name", "its own")
     if engine == "mujoco" and args.device != "cpu":
-        engine += " on the CPU (for MuJoCo Warp on the GPU: pip install -r requirements-gpu.txt)"
+        engine += " on the CPU (for MuJoCo Warp on the GPU: pip install -e '.[gpu]')"
     print(f"{args.env_id}: engine {engine}, {args.device}, {args.num_envs:,} environments", flush=True)
     note = getattr(env, "cpu_note", "")  # a class that is no VectorEnv may lack it
     if args.device == "cpu" and note:
