@@ -15,7 +15,10 @@ Imitation takes no gradient steps of its own, so CPO and SAPG take the same numb
 
 Shape letters: T num_steps, N environments of this process, A num_agents (the paper's M), n = N / A, D observation, U
 action, L latent, H lstm_size, C off-policy columns, M columns of a minibatch, P = (A - 1) n columns to imitate. Layout
-is always time-major (T, N, ...); a minibatch is a random set of columns, all T steps of each.
+is always time-major (T, N, ...). A column is all T steps of one environment, and a minibatch is a random set of
+columns; a row is one step of one environment.
+
+If you change a copy of this file, keep the names that docs/algorithms.md lists under "Names to keep".
 """
 
 import math
@@ -232,9 +235,10 @@ class Agent(nn.Module):
         self.actor_logstd = nn.Parameter(torch.full((args.num_agents, num_actions), math.log(args.init_std)))
 
     def encode(self, obs, agent_ids, dones, lstm_state):
-        """obs (T, N, D), dones (T, N): whether obs begins an episode (None: never), lstm_state (1, N, 2H) before it.
-        agent_ids (1, N): whose latent each column is conditioned on.
+        """Normalise obs (T, N, D), append the agents' latents and, with --lstm, run the LSTM over the T steps.
 
+        agent_ids (1, N): whose latent each column gets. dones (T, N): whether obs begins an episode; None: it never
+        does. lstm_state (1, N, 2H): the LSTM's before the first step.
         Returns the MLPs' input (T, N, F) and the LSTM's state after each step (T, N, 2H).
         """
         x = self.obs_rms.normalize(obs)
@@ -477,7 +481,7 @@ def minibatch_loss(agent, mb, awac_mb, ent_coefs, args):
         is_followers_own = (mb["agent_ids"] != LEADER) * (1 - mb["is_offpolicy"])
         advantages = advantages - args.reverse_kl_coef * is_followers_own * (newlogprob - leader_logprob)
     ratio = (newlogprob - mb["logprobs"]).clamp(max=MAX_LOG_RATIO).exp()  # (T, M)
-    # SAPG Eq. 3: mu is 1 on-policy (PPO's clip, Eq. 2), and off-policy too unless --off-policy-mu
+    # SAPG Eq. 3: mu is 1 on-policy, which is PPO's clip, and off-policy too unless --off-policy-mu
     clipped_ratio = ratio.clamp(mb["mu"] * (1 - args.clip_coef), mb["mu"] * (1 + args.clip_coef))
     pg_loss = -torch.min(ratio * advantages, clipped_ratio * advantages)
     v_loss = 0.5 * (newvalue - mb["returns"]) ** 2

@@ -8,6 +8,8 @@ Read ppo.py and sapg.py, then `diff sapg.py epo.py`: what EPO adds is marked `# 
 Shape letters: T num_steps, N environments of this process, A num_agents, n = N / A, D observation, U action, L latent,
 H lstm_size, C off-policy columns, M columns of a minibatch. Layout is always time-major (T, N, ...). A column is all T
 steps of one environment, and a minibatch is a random set of columns; a row is one step of one environment.
+
+If you change a copy of this file, keep the names that docs/algorithms.md lists under "Names to keep".
 """
 
 import math
@@ -137,7 +139,7 @@ class Args:
     ga_warmup: float = 1.0
     """episodes per environment before the first generation (ours; the released code: about 13.6 in its setup)"""
     ga_interval: float = 0.0
-    """episodes per environment between generations, in place of Eq. 3 (EPO 4.1's simpler alternative); 0: Eq. 3"""
+    """episodes per environment between generations, in place of EPO Eq. 3 (EPO 4.1's alternative); 0: Eq. 3"""
 
     device: tyro.conf.Suppress[str] = field(init=False, default="cpu")
     num_iterations: tyro.conf.Suppress[int] = field(init=False, default=0)
@@ -227,9 +229,10 @@ class Agent(nn.Module):
         self.actor_logstd = nn.Parameter(torch.full((args.num_agents, num_actions), math.log(args.init_std)))
 
     def encode(self, obs, agent_ids, dones, lstm_state):
-        """obs (T, N, D), dones (T, N): whether obs begins an episode (None: never), lstm_state (1, N, 2H) before it.
-        agent_ids (1, N): whose latent each column is conditioned on.
+        """Normalise obs (T, N, D), append the agents' latents and, with --lstm, run the LSTM over the T steps.
 
+        agent_ids (1, N): whose latent each column gets. dones (T, N): whether obs begins an episode; None: it never
+        does. lstm_state (1, N, 2H): the LSTM's before the first step.
         Returns the MLPs' input (T, N, F) and the LSTM's state after each step (T, N, 2H).
         """
         x = self.obs_rms.normalize(obs)
@@ -385,9 +388,10 @@ def offpolicy_batch(agent, batch, rewards, next_obs, terminated, ends, columns, 
 # EPO: the genetic algorithm (Algorithm 1, lines 8-20)
 # ----------------------------------------------------------------------------------------------------------------------
 def fitness_spread(fitness, can_compare, floor):
-    """Both sides of EPO Eq. 3, without gamma: max - min of the followers, and their |median|; NaN unless can_compare.
+    """The followers' max - min fitness and |median| fitness: `gap` and `scale` of EPO Eq. 3, gap > gamma * scale.
 
-    The latter is at least `floor`, since any gap exceeds a median of 0. fitness (A,): NaN where it is not known.
+    fitness (A,): NaN where it is not known. can_compare: whether enough is known; if not, both are NaN.
+    floor: the least scale, because every gap exceeds a median of 0.
     """
     followers = fitness[LEADER + 1 :]
     gap = followers.nan_to_num(-math.inf).max() - followers.nan_to_num(math.inf).min()
@@ -417,7 +421,8 @@ def genetic_algorithm_step(latents, fitness, optimizer, args):
     order = LEADER + 1 + fitness[LEADER + 1 :].argsort(descending=True, stable=True)
     order = order[fitness[order].isfinite()]  # (A - 1,) where all are known
     unknown = args.num_agents - 1 - len(order)
-    num_elites = max((args.num_elites or args.num_agents - 2) - unknown, 2)  # as many are replaced as if all were known
+    num_elites = args.num_elites or args.num_agents - 2
+    num_elites = max(num_elites - unknown, 2)  # as many are replaced as if all were known
     elites = order[:num_elites]
     replaced = order[num_elites:]
     adam = optimizer.state[latents]
@@ -458,7 +463,7 @@ def minibatch_loss(agent, mb, ent_coefs, args):
     )
     advantages = mb["advantages"]
     ratio = (newlogprob - mb["logprobs"]).clamp(max=MAX_LOG_RATIO).exp()  # (T, M)
-    # SAPG Eq. 3: mu is 1 on-policy (PPO's clip, Eq. 2), and off-policy too unless --off-policy-mu
+    # SAPG Eq. 3: mu is 1 on-policy, which is PPO's clip, and off-policy too unless --off-policy-mu
     clipped_ratio = ratio.clamp(mb["mu"] * (1 - args.clip_coef), mb["mu"] * (1 + args.clip_coef))
     pg_loss = -torch.min(ratio * advantages, clipped_ratio * advantages)
     v_loss = 0.5 * (newvalue - mb["returns"]) ** 2

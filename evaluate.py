@@ -56,13 +56,15 @@ class Args:
 def load(path):
     """The checkpoint of a run's or policy's folder, or of a file, and the module of the script that wrote it."""
     saved = harness.load_checkpoint(harness.policy_file(path), "run")
-    name = saved["script"] = os.path.basename(saved["script"])  # a file in these folders, whatever the checkpoint says
+    name = os.path.basename(saved["script"])  # a file in these folders, whatever the checkpoint says
+    saved["script"] = name
     paths = [os.path.join(folder, f"{name}.py") for folder in (os.getcwd(), os.path.dirname(os.path.abspath(__file__)))]
     file = next(filter(os.path.isfile, paths), None)
     if not file:
         harness.refuse("run", path, f"was written by {name}.py, which must be in the working directory")
     spec = importlib.util.spec_from_file_location(name, file)
-    script = sys.modules[name] = importlib.util.module_from_spec(spec)  # dataclasses look it up there
+    script = importlib.util.module_from_spec(spec)
+    sys.modules[name] = script  # dataclasses look it up there
     spec.loader.exec_module(script)
     for flag in saved["args"].keys() - {field.name for field in dataclasses.fields(script.Args)}:
         print(f"{flag} of the checkpoint is ignored: {name}.py has no such flag")

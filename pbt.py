@@ -6,6 +6,8 @@ own network, normalisers and Adam, and n = N / A environments. `diff ppo.py pbt.
 Shape letters: T num_steps, N environments of this process, D observation, U action, H lstm_size, M columns of a
 minibatch. Layout is always time-major (T, N, ...). A column is all T steps of one environment, and a minibatch is a
 random set of columns; a row is one step of one environment.
+
+If you change a copy of this file, keep the names that docs/algorithms.md lists under "Names to keep".
 """
 
 import itertools
@@ -13,7 +15,8 @@ import math
 import random
 import time
 from collections import defaultdict
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Optional, Tuple
 
 import harness  # before torch: Isaac Gym must be imported first
@@ -197,8 +200,10 @@ class Network(nn.Module):
         self.actor_logstd = nn.Parameter(torch.full((1, num_actions), math.log(args.init_std)))
 
     def encode(self, obs, dones, lstm_state):
-        """obs (T, N, D), dones (T, N): whether obs begins an episode (None: never), lstm_state (1, N, 2H) before it.
+        """Normalise obs (T, N, D) and, with --lstm, run the LSTM over the T steps.
 
+        dones (T, N): whether obs begins an episode; None: it never does. lstm_state (1, N, 2H): the LSTM's before the
+        first step.
         Returns the MLPs' input (T, N, F) and the LSTM's state after each step (T, N, 2H).
         """
         x = self.obs_rms.normalize(obs)
@@ -516,7 +521,7 @@ def main(argv=None):
             network = agent[k]
             batch = batches[k]
             group = groups[k]
-            own_args = replace(args, clip_coef=group["clip_coef"], ent_coef=group["ent_coef"])
+            own_args = SimpleNamespace(**{**vars(args), "clip_coef": group["clip_coef"], "ent_coef": group["ent_coef"]})
             kls = []
             order = torch.randperm(batch["obs"].shape[1], device=device)
             for columns in order.tensor_split(args.num_minibatches):

@@ -7,6 +7,8 @@ KL divergence, and a loss that keeps action means within bounds. What SAPG adds:
 Shape letters: T num_steps, N environments of this process, D observation, U action, H lstm_size, M columns of a
 minibatch. Layout is always time-major (T, N, ...). A column is all T steps of one environment, and a minibatch is a
 random set of columns; a row is one step of one environment.
+
+If you change a copy of this file, keep the names that docs/algorithms.md lists under "Names to keep".
 """
 
 import math
@@ -174,8 +176,10 @@ class Agent(nn.Module):
         self.actor_logstd = nn.Parameter(torch.full((1, num_actions), math.log(args.init_std)))
 
     def encode(self, obs, dones, lstm_state):
-        """obs (T, N, D), dones (T, N): whether obs begins an episode (None: never), lstm_state (1, N, 2H) before it.
+        """Normalise obs (T, N, D) and, with --lstm, run the LSTM over the T steps.
 
+        dones (T, N): whether obs begins an episode; None: it never does. lstm_state (1, N, 2H): the LSTM's before the
+        first step.
         Returns the MLPs' input (T, N, F) and the LSTM's state after each step (T, N, 2H).
         """
         x = self.obs_rms.normalize(obs)

@@ -7,6 +7,8 @@ then `diff ppo.py sapg.py`: what SAPG adds is marked `# SAPG` with the paper's e
 Shape letters: T num_steps, N environments of this process, A num_agents, n = N / A, D observation, U action, L latent,
 H lstm_size, C off-policy columns, M columns of a minibatch. Layout is always time-major (T, N, ...). A column is all T
 steps of one environment, and a minibatch is a random set of columns; a row is one step of one environment.
+
+If you change a copy of this file, keep the names that docs/algorithms.md lists under "Names to keep".
 """
 
 import math
@@ -207,9 +209,10 @@ class Agent(nn.Module):
         self.actor_logstd = nn.Parameter(torch.full((args.num_agents, num_actions), math.log(args.init_std)))
 
     def encode(self, obs, agent_ids, dones, lstm_state):
-        """obs (T, N, D), dones (T, N): whether obs begins an episode (None: never), lstm_state (1, N, 2H) before it.
-        agent_ids (1, N): whose latent each column is conditioned on.
+        """Normalise obs (T, N, D), append the agents' latents and, with --lstm, run the LSTM over the T steps.
 
+        agent_ids (1, N): whose latent each column gets. dones (T, N): whether obs begins an episode; None: it never
+        does. lstm_state (1, N, 2H): the LSTM's before the first step.
         Returns the MLPs' input (T, N, F) and the LSTM's state after each step (T, N, 2H).
         """
         x = self.obs_rms.normalize(obs)
@@ -376,7 +379,7 @@ def minibatch_loss(agent, mb, ent_coefs, args):
     )
     advantages = mb["advantages"]
     ratio = (newlogprob - mb["logprobs"]).clamp(max=MAX_LOG_RATIO).exp()  # (T, M)
-    # SAPG Eq. 3: mu is 1 on-policy (PPO's clip, Eq. 2), and off-policy too unless --off-policy-mu
+    # SAPG Eq. 3: mu is 1 on-policy, which is PPO's clip, and off-policy too unless --off-policy-mu
     clipped_ratio = ratio.clamp(mb["mu"] * (1 - args.clip_coef), mb["mu"] * (1 + args.clip_coef))
     pg_loss = -torch.min(ratio * advantages, clipped_ratio * advantages)
     v_loss = 0.5 * (newvalue - mb["returns"]) ** 2

@@ -1,8 +1,8 @@
 """Tuned hyperparameters: the tables PPO, PBT, SAPG, CPO and EPO, one per script, and CPU for machines without a GPU.
 
-A table has one row per task. A row is a dict, flag -> value, of the flags whose value is not the default in the
-script's Args, which says what each flag means. A run takes a flag from the first of these that has it: the command
-line, the task's row of CPU if there is no GPU, its row in the script's table, and Args.
+A table has one row per task: a dict, flag -> value. The script's Args says what each flag means. A run takes a flag
+from the first of these that has it: the command line, the task's row of CPU if there is no GPU, its row in the script's
+table, and Args.
 
 Sources: SAPG Tables 2-4, EPO B.2 and CPO Tables 3-6, for reward scales and entropy bonuses the released code, for Ant
 and Cartpole IsaacGymEnvs, for EnvPool rl_games.
@@ -117,8 +117,8 @@ EPO = merge(SAPG, {
     **dict.fromkeys(["A1Parkour", "Anymal", "Humanoid"], dict(EPO_LOCOMOTION, ga_threshold=0.5)),
     **dict.fromkeys(["Ant", *ENVPOOL], dict(ga_threshold=0.5)),
 })  # fmt: skip
-# No paper trains without a GPU, so these rows are ours: small networks, minibatches with as many rows as there are
-# environments, and enough steps for one to five hours
+# No paper trains without a GPU, so these rows are ours: small networks and minibatches, and enough steps for one to five
+# hours
 SMALL = dict(num_envs=1_024, num_steps=16, num_minibatches=16, lstm=False, hidden_sizes=(256, 128, 64))
 CPU = {
     "A1Parkour": dict(

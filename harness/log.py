@@ -19,10 +19,10 @@ from torch.utils.tensorboard import SummaryWriter
 from harness.fitness import AGENT_SHARE, MAX_WAIT, TOTAL_SHARE
 
 MIN_LEARNING_RATE = 1e-6  # the lower bound of adapt_learning_rate, which each script defines; a test compares them
-# Iterations in a row after which a line says that
-LOW_RATE_ITERATIONS = 100  # the learning rate is at its minimum
-NO_GENERATION_ITERATIONS = 500  # EPO has no generation
-NO_COPIES_ITERATIONS = 500  # PBT cannot judge an agent
+# A line warns of what has lasted for so many iterations in a row
+LOW_RATE_ITERATIONS = 100  # a learning rate at its minimum
+NO_GENERATION_ITERATIONS = 500  # no generation in EPO
+NO_COPIES_ITERATIONS = 500  # agents that PBT cannot judge
 NEEDED = f"{TOTAL_SHARE:.0%} and {AGENT_SHARE:.0%} are needed, or {MAX_WAIT:.0f} episodes per environment"
 SPEED_WINDOW = 60.0  # seconds over which charts/SPS is measured
 TIME_LEFT_WINDOW = 600.0  # seconds; longer, so that the time left is steady
@@ -121,7 +121,8 @@ def describe(numbers, generations_by_gap=True):
         ago = f" ({age:.0f} iteration{'s' * (age > 1)} ago)" if age else ""
         return f"return {numbers['charts/leader_return']:9.2f} | objective {objective:7.2f}{ago}"
     text = f"{reward} | "
-    if "pbt/lr_min" not in numbers:  # PBT has no leader
+    has_leader = "pbt/lr_min" not in numbers  # PBT's agents are equals
+    if has_leader:
         text += f"leader {objective:.4g}, "
     text += f"median {numbers['population/objective_median']:.4g}"
     if "evolution/generation" in numbers:

@@ -21,6 +21,10 @@ from harness.seeding import random_state, seed_everything, set_random_state
 from harness.signals import StopSignals
 
 
+# Entries of `rollout` that only an environment which goes on with its episodes can use after a resume
+OF_RUNNING_EPISODES = ("obs", "dones", "lstm_state")
+
+
 class Run:
     """One training run; of several processes rank 0 alone writes.
 
@@ -73,7 +77,7 @@ class Run:
         if processes == distributed.WORLD_SIZE:
             resumes_exactly = getattr(self.rollout["env"], "resumes_exactly", True)
             for name, part in self.rollout.items():
-                if resumes_exactly or not isinstance(part, torch.Tensor):  # tensors belong to the running episodes
+                if resumes_exactly or name not in OF_RUNNING_EPISODES:
                     restore(part, saved["rollout"][distributed.RANK][name])
             set_random_state(saved["random"][distributed.RANK])
         else:
@@ -129,7 +133,7 @@ class Run:
                 if film:
                     self.logger.write_film(film, global_step)
 
-    def save(self, checkpoint):
+    def save(self, checkpoint: Dict[str, Any]) -> None:
         """Write the checkpoint. A full disk does not end a long run, whose next checkpoint may fit again."""
         try:
             save_checkpoint(os.path.join(self.folder, "checkpoint.pt"), checkpoint)

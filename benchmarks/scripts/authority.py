@@ -32,7 +32,8 @@ PUBLISHED = {
 
 def published_response(inertia, timestep, steps, target, stiffness, damping, effort, speed):
     """Angles (steps,) rad from rest at 0: what the drive does when solved implicitly, as PhysX does."""
-    angle = velocity = 0.0
+    angle = 0.0
+    velocity = 0.0
     angles = []
     for _ in range(steps):
         implicit = inertia / timestep + damping + timestep * stiffness

@@ -83,9 +83,10 @@ class IsaacGym(Adapter):
     """A task of IsaacGymEnvs, with its observation, reward, curriculum and termination.
 
     IsaacGymEnvs executes a reset within the next step, so the first action of an episode is chosen before its start
-    state is observed. There IsaacGymEnvs returns the last observation of the old episode. Its value would become that
-    of a start, although truncations bootstrap from it. Here the first observation of every episode is all zeros
-    instead, as IsaacGymEnvs' very first one is, and its value becomes that of an average start. The first action
+    state is observed. In that step, IsaacGymEnvs returns the last observation of the old episode. Its value is needed
+    where an episode was truncated, and must not become that of a start. So here the first observation of every episode
+    is all zeros instead, as IsaacGymEnvs' very first one is, and its value becomes that of an average start. The first
+    action
         drives the episode's first step, in a task that resets before physics;
         has no effect, in a task that resets after physics: the step has reward 0, does not end the episode, does not
         count towards its length and leads to the start state, or to zeros if the task resets once more.

@@ -126,7 +126,8 @@ def add_allegro_kuka(spec, pos, yaw=0.0, prefix=""):
     for finger in FINGERS:
         links += [("%s_link_%d" % (finger, i), x) for i, x in enumerate(THUMB if finger == "thumb" else FINGER)]
     base_quat = (np.cos(yaw / 2), 0, 0, np.sin(yaw / 2))
-    parent = palm = add_body(spec.worldbody, prefix + "iiwa7_base", pos, base_quat, *BASE)
+    palm = add_body(spec.worldbody, prefix + "iiwa7_base", pos, base_quat, *BASE)
+    parent = palm
     draw_base(parent)
     for i, (name, (frame_pos, frame_quat, mass, com, inertia, shapes)) in enumerate(links):
         if name.endswith("link_0"):  # a finger's first link is attached to the palm

@@ -115,7 +115,8 @@ def add_shadow_hand(spec):
     bodies = {"forearm": _add_body(mount, *FOREARM)}
     for name, parent, place, mass, com, joint, axis, limits, effort, shapes in BODIES:
         stiffness, damping, armature, inertia = WRIST if joint.startswith("WR") else FINGER
-        body = bodies[name] = _add_body(bodies[parent], name, place, mass, com, inertia, shapes)
+        body = _add_body(bodies[parent], name, place, mass, com, inertia, shapes)
+        bodies[name] = body
         body.add_joint(name=joint, axis=axis, range=limits, armature=armature, damping=(damping, 0.0, 0.0))
         if effort is not None:
             add_position_drive(spec, joint, stiffness, 0.0, effort, limits)  # the joint itself is damped

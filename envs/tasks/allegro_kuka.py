@@ -152,7 +152,8 @@ class AllegroKukaBase(VectorEnv):
     goal_shape = "ball"  # see scene.build_scene
     thrown = False  # whether pictures show the object's path
     goal_box = (GOAL_LOW, GOAL_HIGH)  # corners of the box that goals are drawn from, m
-    start_side = goal_side = 0.0  # m, by which starts and goals are shifted along x, to a random side
+    start_side = 0.0  # m, by which starts are shifted along x, to a random side
+    goal_side = 0.0  # m, the same of goals
     observes_records = True  # whether the smallest distances of the fingertips are observed
     reward_names = REWARD_TERMS + SPEED_TERMS
     fingertips_once_lifted = False  # see `reward_terms`
@@ -161,7 +162,8 @@ class AllegroKukaBase(VectorEnv):
     def __init__(self, num_envs, device, seed, engine="mujoco"):
         super().__init__(num_envs, device, seed)
         self.num_robots = len(self.layout.prefixes)
-        self.num_joints = self.num_actions = JOINTS_PER_ROBOT * self.num_robots
+        self.num_joints = JOINTS_PER_ROBOT * self.num_robots
+        self.num_actions = self.num_joints
         self.num_fingertips = FINGERS * self.num_robots
         keypoint_coordinates = 3 * len(self.keypoint_pattern)
         self.num_obs = 18 + 71 * self.num_robots + (self.num_robots + 1) * keypoint_coordinates

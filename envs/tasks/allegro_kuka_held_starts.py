@@ -24,7 +24,7 @@ from envs.tasks.allegro_kuka_relative_targets import RelativeHandTargets
 
 UNSOLVED = 0.01  # added to shares in weights, so that kinds that were never solved are still tried
 RECENT = 500.0  # goals over which successes are averaged
-BACK_RANGE = 1.0 / 3.0  # of the way: a robot that is moved back is put up to so far beyond its kind's share
+BACK_RANGE = 1.0 / 3.0  # a robot that is moved back is put between back_to and back_to + BACK_RANGE of the way
 PATIENCE = 200  # control steps since a goal was set, after which a training episode ends
 DROPPED = 0.2  # m that all fingertips are farther from the object than at best: beyond it a training episode ends
 DROP_HEIGHT = 0.3  # m of a held object's centre above the goal in a bucket beneath it; the rim is halfway

@@ -267,10 +267,10 @@ def test_every_equation_is_in_the_documents_table():
         assert set(numbers) <= cited, paper
 
 
-def test_the_readme_gives_the_lengths_of_the_scripts():
+def test_the_readme_gives_the_rough_lengths_of_the_scripts():
     lengths = {row[1].strip("`"): int(row[2]) for row in table("algorithm") if row[1].endswith(".py`")}
     true_lengths = {script: len((ROOT / script).read_text().splitlines()) for script in SCRIPTS}
-    assert lengths == {name: pytest.approx(length, abs=5) for name, length in true_lengths.items()}
+    assert lengths == {name: pytest.approx(length, rel=0.05) for name, length in true_lengths.items()}
 
 
 def test_the_documents_list_every_task():
