@@ -117,8 +117,8 @@ EPO = merge(SAPG, {
     **dict.fromkeys(["A1Parkour", "Anymal", "Humanoid"], dict(EPO_LOCOMOTION, ga_threshold=0.5)),
     **dict.fromkeys(["Ant", *ENVPOOL], dict(ga_threshold=0.5)),
 })  # fmt: skip
-# No paper trains without a GPU, so these rows are ours: small networks and minibatches, and enough steps for one to five
-# hours
+# No paper trains without a GPU, so these rows are ours: small networks, small minibatches, and enough steps for one to
+# five hours
 SMALL = dict(num_envs=1_024, num_steps=16, num_minibatches=16, lstm=False, hidden_sizes=(256, 128, 64))
 CPU = {
     "A1Parkour": dict(

@@ -8,6 +8,8 @@ The first argument is one of
     trace-for-advantages-alone  advantages look several steps ahead, the critic's targets one
     v-trace-targets             trace-for-advantages-too, and in the critic's targets each step is weighted by
                                 min(1, pi_leader / pi_behaviour), as in V-trace
+    normalised-separately       advantages of on-policy and of off-policy rows each have mean 0 and standard deviation
+                                1 within a minibatch
 
 and all others are those of `sapg.py`.
 """
@@ -19,6 +21,7 @@ import sapg
 
 offpolicy_batch = sapg.offpolicy_batch
 offpolicy_targets = sapg.offpolicy_targets
+minibatch_loss = sapg.minibatch_loss
 
 
 def trace_for_advantages_too(agent, *others):
@@ -47,14 +50,26 @@ def weighted_targets(rewards, values, next_values, ends, ratios, gamma, off_poli
     return values + offpolicy_targets(errors, no_values, no_values, ends, ratios, gamma, off_policy_lambda)
 
 
+def normalised_separately(agent, mb, *others):
+    advantages = mb["advantages"].clone()
+    is_offpolicy = mb["is_offpolicy"].bool()
+    for rows in (is_offpolicy, ~is_offpolicy):
+        if rows.sum() > 1:
+            advantages[rows] = (advantages[rows] - advantages[rows].mean()) / (advantages[rows].std() + 1e-8)
+    return minibatch_loss(agent, {**mb, "advantages": advantages}, *others)
+
+
+# Name -> the function of sapg.py that it replaces, and by what
 ABLATIONS = {
-    "trace-for-advantages-too": trace_for_advantages_too,
-    "trace-for-advantages-alone": trace_for_advantages_alone,
-    "v-trace-targets": v_trace_targets,
+    "trace-for-advantages-too": ("offpolicy_batch", trace_for_advantages_too),
+    "trace-for-advantages-alone": ("offpolicy_batch", trace_for_advantages_alone),
+    "v-trace-targets": ("offpolicy_batch", v_trace_targets),
+    "normalised-separately": ("minibatch_loss", normalised_separately),
 }
 
 if __name__ == "__main__":
     if len(sys.argv) < 2 or sys.argv[1] not in ABLATIONS:
         sys.exit(f"the first argument must be one of {', '.join(ABLATIONS)}")
-    sapg.offpolicy_batch = ABLATIONS[sys.argv[1]]
+    name, replacement = ABLATIONS[sys.argv[1]]
+    setattr(sapg, name, replacement)
     sapg.main(sys.argv[2:])
