@@ -25,6 +25,7 @@ from PIL import Image
 FILM_SECONDS = 10  # at most
 FILM_RATE = 20  # frames per second, at most
 TRIALS = 16  # episodes of every agent in the search for the best
+TRIAL_STEPS = 2_000  # steps after which these count as they stand, since the good ones may be long
 FINALISTS = 4  # agents that then play FINAL_TRIALS episodes each
 FINAL_TRIALS = 100
 MAX_STEPS = 100_000  # steps after which an evaluation gives up episodes, unless training's were a tenth as long
@@ -140,10 +141,11 @@ def step_limit(saved):
     return max(MAX_STEPS, int(10.0 * lengths.nan_to_num(0.0).max().item()))
 
 
-def play(env, player, max_steps=MAX_STEPS):
+def play(env, player, max_steps=MAX_STEPS, as_it_stands=False):
     """The first whole episode of every environment: return, length and objective, each (N,).
 
-    NaN where an episode has not ended after max_steps; a line says after a tenth of them that some still run.
+    NaN where an episode has not ended after max_steps; a line says after a tenth of them that some still run. With
+    as_it_stands, such an episode has the objective that it has by then, and no line is printed.
     """
     obs = env.reset()
     results = torch.full((3, env.num_envs), math.nan, device=obs.device)
@@ -157,21 +159,25 @@ def play(env, player, max_steps=MAX_STEPS):
         missing &= ~ends
         if not missing.any():
             break
-        if step == max_steps // 10:
+        if step == max_steps // 10 and not as_it_stands:
             running = f"{missing.sum()} of {env.num_envs} episodes still run"
             print(f"after {step:,} steps {running}; those that do after {max_steps:,} are left out", file=sys.stderr)
+    if as_it_stands:
+        results[2] = torch.where(missing, env.objective(), results[2])
     return results
 
 
-def play_agents(saved, script, ids, actions, seed, engine):
+def play_agents(saved, script, ids, actions, seed, engine, trial=False):
     """One whole episode of agent ids[i] in environment i: return, length and objective (3, N), NaN as of `play`.
 
-    actions: "sampled" or "mean". Equal seeds and numbers of environments mean equal beginnings.
+    actions: "sampled" or "mean". trial: take objectives as they stand after TRIAL_STEPS. Equal seeds and numbers of
+    environments mean equal beginnings.
     """
     env = make_env(saved, len(ids), seed, engine, ids.device)
     player = Player(make_agent(saved, script, env, ids.device), ids, deterministic=actions == "mean")
     torch.manual_seed(seed)
-    return play(env, player, step_limit(saved)).double()
+    max_steps = TRIAL_STEPS if trial else step_limit(saved)
+    return play(env, player, max_steps, as_it_stands=trial).double()
 
 
 def num_agents_of(saved):
@@ -181,13 +187,13 @@ def num_agents_of(saved):
 def find_best(saved, script, seed, engine, device):
     """The agent with the highest mean objective, as found by evaluations with mean actions.
 
-    Its latest episodes in training would name the luckiest of many agents. So all play TRIALS episodes, and those that
-    are best then FINAL_TRIALS of others, from the same beginnings.
+    Its latest episodes in training would name the luckiest of many agents. So all play TRIALS episodes, or as much of
+    them as fits into TRIAL_STEPS, and those that are best then FINAL_TRIALS others, from the same beginnings.
     """
     num_agents = num_agents_of(saved)
     ids = torch.arange(num_agents, device=device).repeat_interleave(TRIALS)
     print(f"the best agent: {TRIALS} episodes of each of {num_agents}", flush=True)
-    trials = play_agents(saved, script, ids, "mean", seed + 1, engine)[2].view(num_agents, TRIALS)
+    trials = play_agents(saved, script, ids, "mean", seed + 1, engine, trial=True)[2].view(num_agents, TRIALS)
     finalists = trials.nanmean(1).nan_to_num(-math.inf).topk(min(FINALISTS, num_agents)).indices.tolist()
     print(f"the best agent: {FINAL_TRIALS} episodes of each of {', '.join(map(str, finalists))}", flush=True)
     scores = []

@@ -125,9 +125,10 @@ def test_the_best_agent_wins_the_second_round_not_the_first(monkeypatch):
     second = torch.tensor([9.0, 5.0, 4.0, 1.0, 2.0, 9.0])  # of agents 1 to 4 alone
     seeds = []
 
-    def play_agents(saved, script, ids, actions, seed, engine):
+    def play_agents(saved, script, ids, actions, seed, engine, trial=False):
         assert actions == "mean"
         seeds.append(seed)
+        assert trial == (len(seeds) == 1)
         assert len(ids) == (16 * 6 if len(seeds) == 1 else 100)
         return (first if len(seeds) == 1 else second)[ids].expand(3, -1)
 
@@ -213,6 +214,18 @@ class OneNeverEnds(Uneven):
     def advance(self, action):
         reward, terminated, truncated = super().advance(action)
         return reward, terminated & (self.number < 2), truncated
+
+
+def test_a_trial_takes_objectives_as_they_stand():
+    """The third environment's episode goes on: its objective counts, but not its return and its length."""
+    env = OneNeverEnds(3, "cpu", 1)
+    agent = ppo.Agent(1, 1, ppo.Args())
+    player = evaluate.Player(agent, torch.zeros(3, dtype=torch.long), deterministic=True)
+    returns, lengths, objectives = evaluate.play(env, player, 10, as_it_stands=True)
+    assert objectives.tolist() == [0.0, 10.0, 20.0]
+    assert returns[:2].tolist() == [1.0, 2.0]
+    assert returns[2].isnan()
+    assert lengths[2].isnan()
 
 
 def test_episodes_that_never_end_are_left_out_and_named(monkeypatch, evaluated):
