@@ -226,7 +226,10 @@ class A1Parkour(VectorEnv):
         self.lowest = self.constant(lowest_neighbours(heights).ravel())
         self.goals = self.constant(np.stack([pair_goals(column.goals) for column in columns]))
         self.column = self.constant(world % terrain.NUM_COLUMNS, dtype=torch.long)
-        self.flat = self.constant([columns[i].kind == "flat" for i in world % terrain.NUM_COLUMNS], dtype=torch.bool)
+        kinds = [columns[i].kind for i in world % terrain.NUM_COLUMNS]
+        of_kind = np.array([[kind == each for kind in kinds] for each in terrain.KINDS])
+        self.kind_mean = self.constant(of_kind / of_kind.sum(1, keepdims=True).clip(1))  # (kinds, N), times (N,)
+        self.flat = self.constant([kind == "flat" for kind in kinds], dtype=torch.bool)
         self.robot = self.constant([flatten(robots[i]) for i in world % NUM_ROBOTS])
         self.evaluation_level = self.constant(world // len(terrain.KINDS) % terrain.NUM_LEVELS, dtype=torch.long)
         self.field_origin = self.constant([terrain.BORDER, terrain.FIELD_HALF_WIDTH])  # cells
@@ -421,7 +424,14 @@ class A1Parkour(VectorEnv):
         return goals.float()
 
     def metrics(self):
-        return {**self.step_metrics, "terrain_level": self.level.float().mean(), "nan_worlds": self.nan_worlds.clone()}
+        level = self.level.float()
+        of_kinds = self.kind_mean @ level
+        return {
+            **self.step_metrics,
+            "terrain_level": level.mean(),
+            **{f"level_{kind}": mean for kind, mean in zip(terrain.KINDS, of_kinds)},
+            "nan_worlds": self.nan_worlds.clone(),
+        }
 
     def render(self, index):
         points = self.goals[self.column, self.level, self.passed]  # (N, 2, 2)

@@ -293,6 +293,8 @@ def test_the_level_changes_in_training_after_whole_episodes(still):
     assert env.level.tolist() == [3, 1, 2, 2]
     assert env.engine.qpos[:, 0].tolist() == [55.0, 19.0, 37.0, 37.0]
     assert info["metrics"]["terrain_level"].item() == 2.0
+    levels = [info["metrics"][f"level_{kind}"].item() for kind in ("stones", "hurdle", "flat", "step", "gap")]
+    assert levels == [3.0, 1.0, 2.0, 2.0, 0.0]  # no world has gaps
     assert info["episode"]["objective"].tolist() == [16.0] * 4  # all goals of the two levels below
 
 
