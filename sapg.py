@@ -318,7 +318,8 @@ def offpolicy_targets(rewards, values, next_values, ends, ratios, gamma, off_pol
 
     The papers look one step ahead, r + gamma V(s') (SAPG Eq. 6, EPO Eq. 8): off_policy_lambda = 0. Ours looks further,
     as GAE does, but weighs each later action by min(1, pi_learner / pi_behaviour) (Retrace, arXiv 1606.02647), so that
-    what followed actions which the learner would not have taken counts little.
+    what followed actions which the learner would not have taken counts little. The first action is not weighed, which
+    V-trace does.
     ratios: pi_learner,old / pi_behaviour of each action.
     """
     deltas = rewards + gamma * next_values - values
@@ -326,7 +327,7 @@ def offpolicy_targets(rewards, values, next_values, ends, ratios, gamma, off_pol
     tail = torch.zeros_like(rewards[0])
     for t in reversed(range(len(rewards))):
         errors[t] = deltas[t] + gamma * tail * ~ends[t]
-        tail = off_policy_lambda * ratios[t].clamp(max=1.0) * errors[t]
+        tail = off_policy_lambda * ratios[t].clamp(max=1.0) * errors[t]  # ours; 0 with off_policy_lambda 0
     return values + errors
 
 
