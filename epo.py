@@ -540,7 +540,7 @@ def main(argv=None):
         followers = slice(LEADER + 1, None)
         fitness = tracker.fitness()  # (A,): mean objective of episodes that began after the last generation
         judged_share = tracker.judged_share()[followers]  # of their environments
-        can_compare = tracker.can_compare(followers, at_least=3)  # two parents and one to replace
+        can_compare = tracker.can_compare(fitness, followers, at_least=3)  # two parents and one to replace
         gap, scale = fitness_spread(fitness, can_compare, getattr(env, "fitness_floor", 1.0))
         episodes_since_generation = tracker.episodes_per_environment()
         if not gap.isnan():

@@ -443,11 +443,12 @@ def main(argv=None):
     global_step = run.global_step
     for iteration in range(run.iteration + 1, args.num_iterations + 1):
         # ---------------------------------------------------------------- PBT: exploit and explore
+        fitness = tracker.fitness()  # (A,)
         judged_share = tracker.judged_share()  # of each agent's environments (A,)
         copies_are_due = global_step >= args.pbt_start and global_step - copied_at >= args.pbt_interval
         pairs = []
-        if copies_are_due and tracker.can_compare(slice(0, A), at_least=2):
-            pairs = exploit_and_explore(agent, optimizer, tracker.fitness(), args.mutation_rate)
+        if copies_are_due and tracker.can_compare(fitness, slice(0, A), at_least=2):
+            pairs = exploit_and_explore(agent, optimizer, fitness, args.mutation_rate)
             copied_at.fill_(global_step)
             tracker.restart()
 
@@ -567,11 +568,10 @@ def main(argv=None):
             "perf/rollout_s": update_start - rollout_start,
             "perf/update_s": time.perf_counter() - update_start,
         }
-        # PBT
-        for name in MUTATED:
+        for name in MUTATED:  # PBT
             logs[f"pbt/{name}_min"] = min(group[name] for group in groups)
             logs[f"pbt/{name}_max"] = max(group[name] for group in groups)
-        if pairs:
+        if pairs:  # PBT
             logs["pbt/copies"] = ", ".join(f"{worse} <- {better}" for worse, better in pairs)
         run.checkpoint(iteration, global_step)
         run.log(iteration, global_step, logs)

@@ -216,7 +216,10 @@ class VectorEnv:
         raise NotImplementedError
 
     def objective(self) -> Tensor:
-        """The task's score and EPO's fitness, (N,) float32; read when an episode ends. Default: the raw return."""
+        """The task's score and EPO's fitness, (N,) float32, of the episode so far. Default: the raw return.
+
+        Training reads it when an episode ends; `view.py` and `evaluate.py --best` also before.
+        """
         return self.episode_return
 
     def metrics(self) -> Dict[str, Union[float, Tensor]]:

@@ -46,13 +46,14 @@ class FitnessTracker(nn.Module):
         score = distributed.average((self.scores * (self.episodes > 0)).mean(1)) / share
         return torch.where(share >= AGENT_SHARE, score, float("nan"))
 
-    def can_compare(self, agents, at_least):
+    def can_compare(self, fitness, agents, at_least):
         """Whether `agents`, a slice, can be compared: all have a fitness, and 90 % of their environments have a score.
 
         The first episodes to finish are short, which would favour agents of which few environments are judged. After
         20 episodes per environment, it is enough that `at_least` of the agents have a fitness.
+        fitness (A,): what the method of this name returned.
         """
-        is_known = self.fitness()[agents].isfinite()
+        is_known = fitness[agents].isfinite()
         all_known = is_known.all() & (self.judged_share()[agents].mean() >= TOTAL_SHARE)
         enough_known = (is_known.sum() >= at_least) & (self.episodes_per_environment() >= MAX_WAIT)
         return all_known | enough_known

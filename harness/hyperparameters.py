@@ -90,7 +90,7 @@ ENVPOOL_POPULATION = dict(
     num_envs=960, num_steps=16, num_minibatches=15, clip_vloss=True, hidden_sizes=(256, 128, 64), max_ent_coef=0.001,
 )  # fmt: skip
 PPO = merge(COMMON, {
-    # Extreme Parkour's. Without it, after 12 M steps, the noise has halved and only flat courses are passed
+    # Extreme Parkour's. Without it, after 13 M steps, the noise has halved and only flat courses are passed
     "A1Parkour": dict(ent_coef=0.01),
     # Ours, see benchmarks/robots.md
     "FrankaCubeStack": dict(ent_coef=0.0025),

@@ -85,11 +85,12 @@ class IsaacGym(Adapter):
     IsaacGymEnvs executes a reset within the next step, so the first action of an episode is chosen before its start
     state is observed. In that step, IsaacGymEnvs returns the last observation of the old episode. Its value is needed
     where an episode was truncated, and must not become that of a start. So here the first observation of every episode
-    is all zeros instead, as IsaacGymEnvs' very first one is, and its value becomes that of an average start. The first
-    action
-        drives the episode's first step, in a task that resets before physics;
-        has no effect, in a task that resets after physics: the step has reward 0, does not end the episode, does not
-        count towards its length and leads to the start state, or to zeros if the task resets once more.
+    is all zeros instead, as IsaacGymEnvs' very first one is, and its value becomes that of an average start.
+
+    In a task that resets before physics, the first action drives the episode's first step. In a task that resets after
+    physics, it has no effect: the step has reward 0, does not end the episode, does not count towards its length and
+    leads to the start state, or to zeros if the task resets once more.
+
     A time-out ends an episode one step before `max_episode_steps`, as in IsaacGymEnvs; a failure in that step is
     treated as a time-out.
     """

@@ -242,7 +242,7 @@ def test_when_agents_can_be_compared(judged, episodes, at_least, expected):
     finished = [10 * k + i for k, count in enumerate(judged) for i in range(count)]
     for _ in range(episodes):
         record(tracker, range(40), finished, [1] * 40)
-    assert bool(tracker.can_compare(slice(1, None), at_least)) == expected
+    assert bool(tracker.can_compare(tracker.fitness(), slice(1, None), at_least)) == expected
 
 
 class SimulatedEvolution:
@@ -260,7 +260,7 @@ class SimulatedEvolution:
 
     def next_fitness(self):
         """Steps until a generation may come; the agents' fitness (A,), by which they are then judged anew."""
-        while not self.tracker.can_compare(slice(1, None), at_least=3):
+        while not self.tracker.can_compare(self.tracker.fitness(), slice(1, None), at_least=3):
             self.length = torch.where(self.begins, 1.0, self.length + 1.0)
             drawn = torch.rand(len(self.length), generator=self.generator)
             ends = drawn < 1.0 / self.mean_lengths.flatten()
