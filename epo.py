@@ -338,8 +338,8 @@ def offpolicy_targets(rewards, values, next_values, ends, ratios, gamma, off_pol
 
     The papers look one step ahead, r + gamma V(s') (SAPG Eq. 6, EPO Eq. 8): off_policy_lambda = 0. Ours looks further,
     as GAE does, but weighs each later action by min(1, pi_learner / pi_behaviour) (Retrace, arXiv 1606.02647), so that
-    what followed actions which the learner would not have taken counts little. The first action is not weighed, which
-    V-trace does.
+    what followed actions which the learner would not have taken counts little. Unlike V-trace, it does not weigh the
+    first action.
     ratios: pi_learner,old / pi_behaviour of each action.
     """
     deltas = rewards + gamma * next_values - values
@@ -564,7 +564,7 @@ def main(argv=None):
                 obs[t + 1], reward, terminated[t], truncated, info = env.step(action[0])
                 rewards[t] = args.reward_scale * reward
                 dones[t + 1] = terminated[t] | truncated
-                next_obs[t] = torch.where(dones[t + 1][:, None], info["final_obs"], obs[t + 1])
+                next_obs[t] = info["final_obs"]
                 episodes.record(info["episode"])
                 tracker.record(dones[t], info["episode"])  # EPO Algorithm 1, line 9
             values[T] = agent.get_value(obs[T:], agent_ids, dones[T:], lstm_states[T:])

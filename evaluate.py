@@ -15,6 +15,7 @@ from typing import Literal, Optional, Tuple
 
 import envs  # before torch: Isaac Gym must be imported first
 import harness
+from envs.adapters.adapter import Adapter
 from envs.terminal import needs_output, plus_minus
 
 import numpy as np
@@ -167,17 +168,19 @@ def play(env, player, max_steps=MAX_STEPS, as_it_stands=False):
     return results
 
 
-def play_agents(saved, script, ids, actions, seed, engine, trial=False):
+def play_agents(saved, script, ids, actions, seed, engine, stop_after=None):
     """One whole episode of agent ids[i] in environment i: return, length and objective (3, N), NaN as of `play`.
 
-    actions: "sampled" or "mean". trial: take objectives as they stand after TRIAL_STEPS. Equal seeds and numbers of
-    environments mean equal beginnings.
+    actions: "sampled" or "mean". stop_after: steps after which objectives are taken as they stand. Equal seeds and
+    numbers of environments mean equal beginnings.
     """
     env = make_env(saved, len(ids), seed, engine, ids.device)
     player = Player(make_agent(saved, script, env, ids.device), ids, deterministic=actions == "mean")
     torch.manual_seed(seed)
-    if trial and isinstance(env, envs.VectorEnv):  # another class need not know a running episode's objective
-        return play(env, player, TRIAL_STEPS, as_it_stands=True).double()
+    # other classes, and those behind an adapter, need not know the objective of a running episode
+    knows_objective = isinstance(env, envs.VectorEnv) and not isinstance(env, Adapter)
+    if stop_after and knows_objective:
+        return play(env, player, stop_after, as_it_stands=True).double()
     return play(env, player, step_limit(saved)).double()
 
 
@@ -189,19 +192,19 @@ def find_best(saved, script, seed, engine, device):
     """The agent with the highest mean objective, as found by evaluations with mean actions.
 
     Its latest episodes in training would name the luckiest of many agents. So all play TRIALS episodes, or as much of
-    them as fits into TRIAL_STEPS, and those that are best then FINAL_TRIALS others, from the same beginnings.
+    them as fits into TRIAL_STEPS, and then the best few FINAL_TRIALS others, each of them from the same beginnings.
     """
     num_agents = num_agents_of(saved)
     ids = torch.arange(num_agents, device=device).repeat_interleave(TRIALS)
     print(f"the best agent: {TRIALS} episodes of each of {num_agents}", flush=True)
-    trials = play_agents(saved, script, ids, "mean", seed + 1, engine, trial=True)[2].view(num_agents, TRIALS)
+    trials = play_agents(saved, script, ids, "mean", seed + 1, engine, TRIAL_STEPS)[2].view(num_agents, TRIALS)
     finalists = trials.nanmean(1).nan_to_num(-math.inf).topk(min(FINALISTS, num_agents)).indices.tolist()
     print(f"the best agent: {FINAL_TRIALS} episodes of each of {', '.join(map(str, finalists))}", flush=True)
     scores = []
     for k in finalists:
         ids = torch.full((FINAL_TRIALS,), k, device=device)
-        scores.append(play_agents(saved, script, ids, "mean", seed + 2, engine)[2].nanmean().item())
-    best = max(zip(scores, finalists))[1]
+        scores.append(play_agents(saved, script, ids, "mean", seed + 2, engine, step_limit(saved))[2].nanmean())
+    best = finalists[torch.stack(scores).nan_to_num(-math.inf).argmax()]
     print("the best agent:", ", ".join(f"{k} scores {score:.2f}" for k, score in zip(finalists, scores)), flush=True)
     return best
 
@@ -233,8 +236,8 @@ def print_scores(saved, script, players, num_episodes, args, device):
 
 
 def mean_and_error(values):
-    """Mean and standard error of values (B,), as text; nan where there are none."""
-    error = values.std(unbiased=False) / len(values) ** 0.5 if len(values) else math.nan
+    """Mean and standard error of values (B,), as text; nan where there are too few."""
+    error = values.std() / len(values) ** 0.5 if len(values) > 1 else math.nan
     return f"{values.mean():.2f} {plus_minus()} {error:.2f}"
 
 

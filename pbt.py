@@ -464,7 +464,7 @@ def main(argv=None):
                 obs[t + 1], reward, terminated[t], truncated, info = env.step(action[0])
                 rewards[t] = args.reward_scale * reward
                 dones[t + 1] = terminated[t] | truncated
-                next_obs[t] = torch.where(dones[t + 1][:, None], info["final_obs"], obs[t + 1])
+                next_obs[t] = info["final_obs"]
                 episodes.record(info["episode"])
                 tracker.record(dones[t], info["episode"])  # PBT
             values[T] = agent.get_value(obs[T:], agent_ids, dones[T:], lstm_states[T:])
@@ -505,10 +505,10 @@ def main(argv=None):
         agent.value_rms.update(raw_values[:-1])  # the released code takes in values beside the returns
         agent.value_rms.update(returns)  # from here on the critic's outputs are in the new units
         batches = [{key: value.chunk(A, 1)[k] for key, value in batch.items()} for k in range(A)]  # PBT: of each agent
-        for network, batch in zip(agent, batches):
-            batch["returns"] = network.value_rms.normalize(batch["returns"])
-            mean, std = harness.mean_and_std(batch["advantages"])  # over all processes
-            batch["advantages"] = (batch["advantages"] - mean) / (std + 1e-8)
+        for network, own in zip(agent, batches):
+            own["returns"] = network.value_rms.normalize(own["returns"])
+            mean, std = harness.mean_and_std(own["advantages"])  # over all processes
+            own["advantages"] = (own["advantages"] - mean) / (std + 1e-8)
         # obs_rms takes in observations after the update, so that the policy that learns is the policy that acted. Only
         # a new run's first come before it: obs_rms is the identity then, and the update would learn from raw ones
         normalise_first = iteration == 1 and not args.load
@@ -518,7 +518,7 @@ def main(argv=None):
         # ---------------------------------------------------------------- Update
         losses = defaultdict(list)  # name -> one number per gradient step
         epoch_kls = torch.zeros(A)  # PBT: of each agent
-        for epoch, k in itertools.product(range(args.update_epochs), range(A)):  # PBT: one agent at a time
+        for epoch, k in itertools.product(range(args.update_epochs), range(A)):  # PBT: only agent k has gradients
             network = agent[k]
             batch = batches[k]
             group = groups[k]

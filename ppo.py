@@ -338,7 +338,7 @@ def main(argv=None):
                 obs[t + 1], reward, terminated[t], truncated, info = env.step(action[0])
                 rewards[t] = args.reward_scale * reward
                 dones[t + 1] = terminated[t] | truncated
-                next_obs[t] = torch.where(dones[t + 1][:, None], info["final_obs"], obs[t + 1])
+                next_obs[t] = info["final_obs"]
                 episodes.record(info["episode"])
             values[T] = agent.get_value(obs[T:], dones[T:], lstm_states[T:])
             # Where an episode was truncated: each final observation as a column of its own, of one step

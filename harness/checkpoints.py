@@ -79,6 +79,8 @@ def read_checkpoint(path):
     if not os.path.isfile(file):
         if file == path:
             raise ValueError("no such file or folder")
+        if os.path.isfile(os.path.join(path, "policy.pt")):
+            raise ValueError("an exported policy, which cannot be resumed; --load begins a new run with it")
         raise ValueError(
             "no checkpoint.pt in this folder yet: a run writes its first after --checkpoint-interval minutes, or when"
             " Ctrl-C stops it"
@@ -87,7 +89,9 @@ def read_checkpoint(path):
         checkpoint = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # damage shows as one of a dozen kinds
         reason = f"{error!r:.200}".replace("\n", " ")
-        raise ValueError(f"cannot be read ({reason}); the one before is checkpoint_previous.pt") from error
+        previous = os.path.join(os.path.dirname(file), "checkpoint_previous.pt")
+        hint = f"; the one before is {previous}" if os.path.isfile(previous) else ""
+        raise ValueError(f"cannot be read ({reason}){hint}") from error
     if "learner" not in checkpoint:
         raise ValueError("was written by version 0.1.0, whose checkpoints have another form")
     return checkpoint

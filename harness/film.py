@@ -9,10 +9,10 @@ from envs.terminal import say
 EVALUATE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "evaluate.py")
 
 
-def film_leader(folder, device):
-    """Film the leader of the checkpoint in a run's folder. Returns the path of the .gif, or None and says so."""
-    path = os.path.join(folder, "leader.gif")
-    command = [sys.executable, EVALUATE, folder, "--video", path]
+def film_agent(folder, agent, device):
+    """Film an agent of the checkpoint in a run's folder. Returns the path of the .gif, or None and says so."""
+    path = os.path.join(folder, "film.gif")
+    command = [sys.executable, EVALUATE, folder, "--video", path, "--agents", str(agent)]
     if device == "cpu":
         command.append("--no-cuda")
     if subprocess.run(command).returncode:

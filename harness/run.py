@@ -14,7 +14,7 @@ import torch
 
 from harness import distributed
 from harness.checkpoints import VERSION, load_network, restore, save_checkpoint, state_of
-from harness.film import film_leader
+from harness.film import film_agent
 from harness.folder import create_folder, lock_folder
 from harness.log import Log
 from harness.seeding import random_state, seed_everything, set_random_state
@@ -129,7 +129,10 @@ class Run:
                 }
             )
             if self.args.capture_video and not (self.unsaved or self.stopping):
-                film = film_leader(self.folder, self.args.device)
+                # Where nobody leads: the best in training, because evaluations of all would hold the training up
+                objectives = self.rollout["episodes"].means[2].nan_to_num(-math.inf)
+                agent = getattr(self.learner["agent"], "leader", objectives.argmax().item())
+                film = film_agent(self.folder, agent, self.args.device)
                 if film:
                     self.logger.write_film(film, global_step)
 

@@ -169,10 +169,13 @@ def test_every_term_of_the_reward(monkeypatch):
 
     monkeypatch.setattr(a1_parkour, "reward_terms", spy)
     env.passed.copy_(torch.arange(80) % 7)
+    levels = env.level.tolist()
+    assert set(levels) == set(range(10))
     goals = env.goals[env.column, env.level, env.passed]
     qvel = torch.zeros(80, 18)
     qvel[:, 0] = 2.0
-    put(env, goals[:, 0, 0], goals[:, 0, 1], 0.35 + env.lowest[env.cells(goals)][:, 0], qvel=qvel)
+    # not at the goal itself, where the direction to it is lost in float32, up to 180 m away
+    put(env, goals[:, 0, 0] + 0.1, goals[:, 0, 1], 0.35 + env.lowest[env.cells(goals)][:, 0], qvel=qvel)
     largest = dict.fromkeys(a1_parkour.REWARD_WEIGHTS, 0.0)
     for step, action in enumerate(random_actions(env, 40)):
         before = {name: getattr(env, name).clone() for name in ("passed", "command", "touched", "action", "torque")}
@@ -180,7 +183,7 @@ def test_every_term_of_the_reward(monkeypatch):
         reward, _, _ = env.advance(0.8 * action)
         if step % 5 == 4:
             for i in range(80):
-                expected = loop_terms(env, before, i, i // 5 % 10)
+                expected = loop_terms(env, before, i, levels[i])
                 ours = [a1_parkour.REWARD_WEIGHTS[name] * seen[name][i].item() for name in expected]
                 assert ours == pytest.approx(list(expected.values()), rel=5e-3, abs=2e-5), i  # float32, 180 m away
                 total = 0.02 * sum(expected.values())
@@ -233,7 +236,7 @@ def test_a_base_dragged_along_the_goals_passes_all_eight(still):
     ended = torch.zeros(50, dtype=torch.long)
     for step in range(1, 49):
         passed = env.passed.tolist()
-        goals = [terrain.make_column(i % 40).goals[i // 5 % 10, passed[i]] for i in range(50)]
+        goals = [terrain.make_column(i % 40).goals[level, passed[i]] for i, level in enumerate(env.level.tolist())]
         put(env, np.array(goals)[:, 0], np.array(goals)[:, 1])
         _, _, terminated, truncated, info = stand_still(env)
         assert not terminated.any()
@@ -248,6 +251,7 @@ def test_yaw_errors_are_wrapped(still):
     env = started("A1Parkour", 2)
     goals = np.stack([terrain.make_column(i).goals[0] for i in range(2)])
     env.passed.copy_(torch.tensor([2, 7]))
+    env.level.zero_()
     put(env, goals[:, 7, 0] + 1.0, goals[:, 7, 1] + 1.0, quat=turn(3.0, 2))  # goals lie behind, in direction -3/4 pi
     errors = env.observe()[:, 5:7]
     assert errors[1].tolist() == pytest.approx([-0.75 * math.pi - 3.0 + 2.0 * math.pi] * 2, abs=1e-4)
@@ -310,6 +314,29 @@ def test_an_evaluation_plays_every_kind_on_every_level(still):
     assert torch.equal(env.engine.qpos[:, 0], 18.0 * levels + 1.0)
 
 
+def test_few_worlds_have_all_levels(still):
+    """Those of 64 agents with 16 worlds each, as in the search for the best agent."""
+    env = started("A1Parkour", 64 * 16)
+    for levels in env.level.split(16):
+        counts = levels.bincount(minlength=10)
+        assert counts.min() >= 1
+        assert counts.max() <= 3
+        assert 3.75 <= levels.float().mean() <= 5.25
+
+
+def test_a_world_that_diverged_keeps_its_level(still):
+    """The engine puts it to x = 0, far from the start of its level."""
+    env = envs.make("A1Parkour", 2, training=True)
+    env.reset()
+    env.shortened.fill_(False)
+    env.level.copy_(torch.tensor([3, 3]))
+    put(env, 0.0)
+    env.engine.broken.copy_(torch.tensor([True, False]))
+    env.episode_step.fill_(999)
+    stand_still(env)
+    assert env.level.tolist() == [3, 4]
+
+
 def test_an_agents_worlds_have_all_kinds(still):
     """EPO's 64 agents have 384 of 24,576 worlds each."""
     env = envs.make("A1Parkour", 768)
@@ -366,8 +393,7 @@ def test_resets(still):
     env = started("A1Parkour", 2_000)
     qpos = env.engine.qpos
     qvel = env.engine.qvel
-    levels = torch.arange(2_000) // 5 % 10
-    assert torch.equal(qpos[:, 0], 18.0 * levels + 1.0)
+    assert torch.equal(qpos[:, 0], 18.0 * env.level + 1.0)
     assert torch.equal(qpos[:, 1:7], torch.tensor([0, 0.42, 1, 0, 0, 0]).expand(2_000, 6))
     assert (qvel == 0.0).all()
     shift = qpos[:, 7:] - torch.tensor(a1.DEFAULT_POSE, dtype=torch.float32)

@@ -396,6 +396,8 @@ class Broken(Drift):
     def advance(self, action):
         reward, failed, late = super().advance(action)
         self.hidden[0] += 1.0
+        if self.mistake == "reward state":
+            reward = reward + self.hidden[0]
         if self.mistake == "constant":
             self.scale *= 0.5
         return reward / 0.0 if self.mistake == "infinite" else reward, failed, late
@@ -441,6 +443,7 @@ def test_a_truncated_episodes_last_observation_must_be_a_number():
         ("infinite", "not finite"),
         ("reset", "final_obs differs"),
         ("state", "not all of the"),
+        ("reward state", "not all of the"),
         ("constant", "scale changes, but is a constant"),
     ],
 )

@@ -71,7 +71,7 @@ def test_a_checkpoint_scores_as_the_agent_in_memory(script, network, new_process
         torch.manual_seed(7)
         player = evaluate.Player(agents[0], torch.full((6,), k), deterministic)
         returns, lengths, _ = evaluate.play(envs.make("Cartpole", 6, "cpu", 7), player).double()
-        error = returns.std(unbiased=False) / 6**0.5
+        error = returns.std() / 6**0.5
         score = f"{returns.mean():.2f} ± {error:.2f}"  # the pole's objective is the return
         rows.append(f"{score} | {score} | {lengths.mean():.0f} |")
     assert differences(agents[0].state_dict(), before) == []  # nothing moved
@@ -122,18 +122,19 @@ def test_a_copy_of_a_script_trains_resumes_and_plays(evaluated):
 
 def test_the_best_agent_wins_the_second_round_not_the_first(monkeypatch):
     first = torch.tensor([0.0, 5.0, 4.0, 6.0, 3.0, float("nan")])
-    second = torch.tensor([9.0, 5.0, 4.0, 1.0, 2.0, 9.0])  # of agents 1 to 4 alone
+    second = torch.tensor([9.0, 5.0, 4.0, float("nan"), 2.0, 9.0])  # of agents 1 to 4 alone; 3 never ends an episode
+    saved = {"args": {"num_agents": 6}, "rollout": [{"episodes": {"means": torch.ones(3, 6)}}]}
     seeds = []
 
-    def play_agents(saved, script, ids, actions, seed, engine, trial=False):
+    def play_agents(saved, script, ids, actions, seed, engine, stop_after):
         assert actions == "mean"
         seeds.append(seed)
-        assert trial == (len(seeds) == 1)
+        assert stop_after == (2_000 if len(seeds) == 1 else 100_000)
         assert len(ids) == (16 * 6 if len(seeds) == 1 else 100)
         return (first if len(seeds) == 1 else second)[ids].expand(3, -1)
 
     monkeypatch.setattr(evaluate, "play_agents", play_agents)
-    assert evaluate.find_best({"args": {"num_agents": 6}}, epo, 7, "auto", "cpu") == 1
+    assert evaluate.find_best(saved, epo, 7, "auto", "cpu") == 1
     assert seeds == [8, 9, 9, 9, 9]  # a table of seed 7 shows other episodes than those that chose
 
 
@@ -202,7 +203,7 @@ class Uneven(Counting):
 def test_scores_are_those_of_first_episodes(evaluated):
     run = train(ppo, f"--env-id {__name__}:Uneven --total-timesteps 1024")
     _, _, _, *table = evaluated(run, "--episodes 3").out.splitlines()  # returns 1, 2, 3
-    row = "| 2.00 ± 0.47 | 10.00 ± 4.71 | 4 |"
+    row = "| 2.00 ± 0.58 | 10.00 ± 5.77 | 4 |"
     assert table == [f"| agent, 0 | {how} {row}" for how in ("sampled", "mean")]
 
 
@@ -232,7 +233,7 @@ def test_episodes_that_never_end_are_left_out_and_named(monkeypatch, evaluated):
     monkeypatch.setattr(evaluate, "MAX_STEPS", 50)
     run = train(ppo, f"--env-id {__name__}:OneNeverEnds --total-timesteps 1024")
     captured = evaluated(run, "--episodes 3")
-    assert captured.out.splitlines()[3] == "| agent, 0 | sampled | 1.50 ± 0.35 | 5.00 ± 3.54 | 3 |"
+    assert captured.out.splitlines()[3] == "| agent, 0 | sampled | 1.50 ± 0.50 | 5.00 ± 5.00 | 3 |"
     waiting, left_out = captured.err.splitlines()[:2]
     assert "1 of 3" in waiting
     assert "of 3 episodes 1 " in left_out
@@ -248,7 +249,8 @@ def test_an_evaluation_waits_ten_times_trainings_longest_episodes(lengths, steps
 def test_scores_are_printed_whatever_the_terminal_can_show(encoding, sign, monkeypatch):
     file = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
     monkeypatch.setattr(sys, "stdout", file)
-    assert evaluate.mean_and_error(torch.tensor([1.0, 3.0])) == f"2.00 {sign} 0.71"
+    assert evaluate.mean_and_error(torch.tensor([1.0, 3.0])) == f"2.00 {sign} 1.00"
+    assert evaluate.mean_and_error(torch.tensor([1.0])) == f"1.00 {sign} nan"
 
 
 def test_a_folder_whose_name_the_terminal_lacks_does_not_end_a_run(tmp_path):

@@ -134,6 +134,8 @@ def test_a_saved_policy_scores_and_exports_as_its_run_and_is_not_resumed(capsys)
     export.main(["policies/Mine", "policy.onnx"])
     line = refused(epo, "--no-cuda --resume policies/Mine/policy.pt --total-timesteps 8192", capsys)
     assert line.startswith("--resume policies/Mine/policy.pt: ")
+    line = refused(epo, "--no-cuda --resume policies/Mine --total-timesteps 8192", capsys)
+    assert "--load" in line
 
 
 def test_the_curriculum_is_part_of_a_policy():

@@ -143,7 +143,7 @@ def test_a_second_process_on_a_folder_is_refused(capsys):
 def test_the_first_signal_saves_and_the_run_goes_on_from_there(signum, monkeypatch, capsys):
     handler = signal.getsignal(signum)
     filmed = []
-    monkeypatch.setattr(harness.run, "film_leader", lambda folder, device: filmed.append(folder))
+    monkeypatch.setattr(harness.run, "film_agent", lambda folder, agent, device: filmed.append((folder, agent)))
     with monkeypatch.context() as patch:
         between(patch, {3: lambda: send(signum)})
         assert train(ppo, f"{FLAGS} {EIGHT} --capture-video") == 128 + signum
@@ -154,7 +154,7 @@ def test_the_first_signal_saves_and_the_run_goes_on_from_there(signum, monkeypat
     between(monkeypatch, {8: lambda: send(signum)})  # in the last iteration there is nothing to stop
     assert train(ppo, f"--no-cuda --resume {the_run()}") == 0
     assert checkpoint(the_run())["iteration"] == 8
-    assert filmed == [str(the_run().resolve())]
+    assert filmed == [(str(the_run().resolve()), 0)]
 
 
 def test_the_second_signal_ends_the_run_at_once(monkeypatch):
