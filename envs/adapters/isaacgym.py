@@ -13,6 +13,7 @@ import torch
 
 from envs import import_isaacgym_first
 from envs.adapters.adapter import Adapter
+from envs.base import UnsupportedError
 
 # env id -> overrides of IsaacGymEnvs' configuration. Regrasping has episodes of 400 steps as in SAPG's fork.
 CONFIGURATIONS = {
@@ -165,14 +166,14 @@ class IsaacGym(Adapter):
 
 
 def find_simulation(env_id, num_envs, device, seed):
-    """The process's only VecTask. Raises ValueError (one line) if a different one exists already."""
+    """The process's only VecTask. Raises UnsupportedError (one line) if a different one exists already."""
     import isaacgymenvs
 
     key = (env_id, num_envs, str(device))
     if simulation and key not in simulation:
         other_id, other_num_envs, _ = next(iter(simulation))
         there = f"{other_num_envs:,} environments of {other_id}"
-        raise ValueError(f"Isaac Gym holds one simulation per process, and there is one: {there}")
+        raise UnsupportedError(f"Isaac Gym holds one simulation per process, and there is one: {there}")
     gpu = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"  # torchrun's
     if not simulation:
         simulation[key] = isaacgymenvs.make(
