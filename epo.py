@@ -119,7 +119,7 @@ class Args:
     off_policy_coef: float = 1.0
     """weight of an off-policy row relative to an on-policy one; times off_policy_ratio it is lambda (SAPG Eq. 4)"""
     off_policy_lambda: float = 0.95
-    """lambda of the critic targets of other agents' data (ours); 0: one step (SAPG Eq. 6, EPO Eq. 8)"""
+    """lambda of advantages and critic targets of other agents' data (ours); 0: one step (SAPG Eq. 6, EPO Eq. 8)"""
     off_policy_mu: bool = False
     """centre the off-policy clip window on mu (SAPG Eq. 3); off: on 1, as released"""
     aggregation: Literal["leader-follower", "one-follower", "symmetric"] = "leader-follower"
@@ -333,22 +333,22 @@ def sample_offpolicy_columns(agent_ids, num_agents, ratio, aggregation):
     return torch.cat(columns), torch.cat(learners)
 
 
-def offpolicy_targets(rewards, values, next_values, ends, ratios, gamma, off_policy_lambda):
-    """The critic's targets for data that another agent collected. All (T, C); next_values and ends as of compute_gae.
+def offpolicy_advantages(rewards, values, next_values, ends, ratios, gamma, off_policy_lambda):
+    """Advantages of data that another agent collected. All (T, C); next_values and ends as of compute_gae.
 
-    The papers look one step ahead, r + gamma V(s') (SAPG Eq. 6, EPO Eq. 8): off_policy_lambda = 0. Ours looks further,
-    as GAE does, but weighs each later action by min(1, pi_learner / pi_behaviour) (Retrace, arXiv 1606.02647), so that
-    what followed actions which the learner would not have taken counts little. Unlike V-trace, it does not weigh the
-    first action.
+    The papers look one step ahead, r + gamma V(s') - V(s) (SAPG Eq. 6, EPO Eq. 8): off_policy_lambda = 0. Ours looks
+    further, as GAE does, but weighs each later action by min(1, pi_learner / pi_behaviour) (Retrace, arXiv 1606.02647),
+    so that what followed actions which the learner would not have taken counts little. Unlike V-trace, it does not
+    weigh the first action.
     ratios: pi_learner,old / pi_behaviour of each action.
     """
     deltas = rewards + gamma * next_values - values
-    errors = torch.zeros_like(rewards)  # target - value
+    advantages = torch.zeros_like(rewards)
     tail = torch.zeros_like(rewards[0])
     for t in reversed(range(len(rewards))):
-        errors[t] = deltas[t] + gamma * tail * ~ends[t]
-        tail = off_policy_lambda * ratios[t].clamp(max=1.0) * errors[t]  # ours; 0 with off_policy_lambda 0
-    return values + errors
+        advantages[t] = deltas[t] + gamma * tail * ~ends[t]
+        tail = off_policy_lambda * ratios[t].clamp(max=1.0) * advantages[t]  # ours; 0 with off_policy_lambda 0
+    return advantages
 
 
 @torch.no_grad()
@@ -375,10 +375,10 @@ def offpolicy_batch(agent, batch, rewards, next_obs, terminated, ends, columns, 
     off["means"] = old_policy.mean
     off["logstds"] = agent.actor_logstd[ids]
     off["values"] = values
-    off["advantages"] = rewards[:, columns] + args.gamma * next_values - raw_values  # one step (released code)
-    off["returns"] = offpolicy_targets(
+    off["advantages"] = offpolicy_advantages(
         rewards[:, columns], raw_values, next_values, ends[:, columns], ratios, args.gamma, args.off_policy_lambda
     )
+    off["returns"] = raw_values + off["advantages"]
     if args.off_policy_mu:
         off["mu"] = ratios
     off["is_offpolicy"] = torch.ones_like(values)

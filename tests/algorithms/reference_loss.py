@@ -148,21 +148,21 @@ def gae(rewards, values, next_values, dones, gamma, gae_lambda):
     return advantages
 
 
-def offpolicy_targets(rewards, values, next_values, dones, ratios, gamma, off_policy_lambda):
-    """V_t + sum over k of gamma^k (product of lambda min(1, ratio) of actions t+1 ... t+k) delta_t+k.
+def offpolicy_advantages(rewards, values, next_values, dones, ratios, gamma, off_policy_lambda):
+    """Sum over k of gamma^k (product of lambda min(1, ratio) of actions t+1 ... t+k) delta_t+k.
 
     The sum ends with the episode or the window. lambda = 0 is one step: SAPG Eq. 6, EPO Eq. 8.
     """
-    targets = list(values)
+    advantages = [0.0] * len(rewards)
     for t in range(len(rewards)):
         weight = 1.0
         for k in range(t, len(rewards)):
             if k > t:
                 weight *= gamma * off_policy_lambda * min(1.0, ratios[k])
-            targets[t] += weight * (rewards[k] + gamma * next_values[k] - values[k])
+            advantages[t] += weight * (rewards[k] + gamma * next_values[k] - values[k])
             if dones[k]:
                 break
-    return targets
+    return advantages
 
 
 def n_step_targets(rewards, next_values, dones, gamma, n):
@@ -214,11 +214,10 @@ def learning_data(run):
                     seen += values + targets
                 else:
                     ratios = (old.logprob[:, p] - acted.logprob[:, e]).exp().tolist()
-                    steps = zip(rewards, values, next_values)
-                    advantages = [r + args.gamma * following - value for r, value, following in steps]
-                    targets = offpolicy_targets(
+                    advantages = offpolicy_advantages(
                         rewards, values, next_values, dones, ratios, args.gamma, args.off_policy_lambda
                     )
+                    targets = [advantage + value for advantage, value in zip(advantages, values)]
                 window.rows[kind, e, learner] = [
                     SimpleNamespace(
                         kind=kind,

@@ -21,7 +21,7 @@ from harness import diagnostics
 from tests.conftest import TINY_POPULATION, Drift, every_population, every_script
 from tests.algorithms.test_math import fitness_of
 from tests.algorithms.minibatches import assert_gradients, make_minibatch
-from tests.algorithms.reference_loss import assert_updates, gae, n_step_targets, offpolicy_targets, play
+from tests.algorithms.reference_loss import assert_updates, gae, n_step_targets, offpolicy_advantages, play
 from tests.algorithms.runs import record
 
 pytestmark = pytest.mark.usefixtures("float64")
@@ -249,7 +249,7 @@ def test_sapg_eq_6_epo_eq_8_one_step_target(script):
             mu = math.exp(-0.1 * (i + 1) * a[t][e]) / math.exp(-0.1 * (e + 1) * a[t][e])
             assert off["returns"][t, k] == pytest.approx(target)
             assert off["values"][t, k] == (i + 1) * s[t][e]  # in the critic's units
-            assert off["advantages"][t, k] == pytest.approx(target - value)  # the papers give no formula: the same step
+            assert off["advantages"][t, k] == pytest.approx(target - value)  # the same step
             assert off["mu"][t, k] == pytest.approx(mu)
             assert off["means"][t, k].item() == (i + 5) * s[t][e]
             assert off["logstds"][0, k].item() == i + 0.5
@@ -265,37 +265,37 @@ def off_policy_case():
 
 @every_population
 @pytest.mark.parametrize("off_policy_lambda", [0.0, 0.5, 0.95, 1.0])
-def test_off_policy_targets_by_their_sum(script, off_policy_lambda):
-    """Ours beyond lambda = 0, which is SAPG Eq. 6, EPO Eq. 8. offpolicy_targets."""
+def test_off_policy_advantages_by_their_sum(script, off_policy_lambda):
+    """Ours beyond lambda = 0, which is SAPG Eq. 6, EPO Eq. 8. offpolicy_advantages."""
     case = off_policy_case()
-    found = script.offpolicy_targets(*case, 0.99, off_policy_lambda)
+    found = script.offpolicy_advantages(*case, 0.99, off_policy_lambda)
     for column in range(40):
         numbers = [x[:, column].tolist() for x in case]
-        expected = offpolicy_targets(*numbers, 0.99, off_policy_lambda)
+        expected = offpolicy_advantages(*numbers, 0.99, off_policy_lambda)
         assert found[:, column].tolist() == pytest.approx(expected, abs=1e-6)
 
 
 @every_population
-def test_off_policy_targets_of_ones_own_data_are_gae_returns(script):
+def test_off_policy_advantages_of_ones_own_data_are_gae(script):
     rewards, values, next_values, ends, ratios = off_policy_case()
-    found = script.offpolicy_targets(rewards, values, next_values, ends, torch.ones_like(ratios), 0.99, 0.95)
-    expected = values + script.compute_gae(rewards, values, next_values, ends, 0.99, 0.95)
-    assert torch.allclose(found, expected)
+    found = script.offpolicy_advantages(rewards, values, next_values, ends, torch.ones_like(ratios), 0.99, 0.95)
+    expected = script.compute_gae(rewards, values, next_values, ends, 0.99, 0.95)
+    assert torch.allclose(found, expected, atol=1e-6)
 
 
 @every_population
-def test_off_policy_targets_look_no_further_than_an_action_that_the_learner_would_not_have_taken(script):
+def test_off_policy_advantages_look_no_further_than_an_action_that_the_learner_would_not_have_taken(script):
     rewards, values, next_values, ends, _ = off_policy_case()
     ratios = torch.full_like(rewards, 1e-9)
-    one_step = rewards + 0.99 * next_values
-    found = script.offpolicy_targets(rewards, values, next_values, ends, ratios, 0.99, 0.95)
-    assert torch.allclose(found, one_step)
+    one_step = rewards + 0.99 * next_values - values
+    found = script.offpolicy_advantages(rewards, values, next_values, ends, ratios, 0.99, 0.95)
+    assert torch.allclose(found, one_step, atol=1e-6)
     ratios[:] = 1.0
     ratios[5] = 1e-9
-    found = script.offpolicy_targets(rewards, values, next_values, ends, ratios, 0.99, 0.95)
-    assert torch.allclose(found[4], one_step[4])  # its next action is cut off
-    on_policy = values + script.compute_gae(rewards, values, next_values, ends, 0.99, 0.95)
-    assert torch.allclose(found[5:], on_policy[5:])  # the action itself is given
+    found = script.offpolicy_advantages(rewards, values, next_values, ends, ratios, 0.99, 0.95)
+    assert torch.allclose(found[4], one_step[4], atol=1e-6)  # its next action is cut off
+    on_policy = script.compute_gae(rewards, values, next_values, ends, 0.99, 0.95)
+    assert torch.allclose(found[5:], on_policy[5:], atol=1e-6)  # the action itself is given
 
 
 every_value_loss = pytest.mark.parametrize(
