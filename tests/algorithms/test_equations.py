@@ -446,7 +446,7 @@ def test_cpo_eq_5_effective_sample_size():
 def test_cpo_eq_10_imitation(temperature, clamps):
     """CPO Eq. 10: -E over the leader's data of log pi_i(a|s) exp(A_i(s, a) / lambda_f), beside the follower's PPO loss.
 
-    cpo.py: awac_batch (A_i: one step, environment's reward, normalised with all rows);
+    cpo.py: awac_batch (A_i: of the environment's reward, normalised with all rows);
     minibatch_loss, awac_loss. The paper
     has no limit; here the exponential is at most 100, as released.
     """

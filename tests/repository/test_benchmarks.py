@@ -19,7 +19,7 @@ import tyro
 from torch.utils.tensorboard import SummaryWriter
 
 import evaluate
-from benchmarks.scripts import collect, experiments, gpu, parkour, plot, run, sapg_ablations, summarize
+from benchmarks.scripts import collect, experiments, gpu, off_policy_ablations, parkour, plot, run, summarize
 from benchmarks.scripts.experiments import experiment_names, read_experiment
 from benchmarks.scripts.random_fitness import RandomFitnessGrasp, RandomFitnessMoat
 from tests.envs.helpers import started
@@ -110,9 +110,9 @@ def test_commands_have_valid_flags_and_results_are_theirs(name):
     experiment = read_experiment(name)
     for variant in experiment.variants:
         _, script, *flags = variant.command
-        if script == "benchmarks/scripts/sapg_ablations.py":
-            script = "sapg.py"
-            assert flags.pop(0) in sapg_ablations.ABLATIONS
+        if script == "benchmarks/scripts/off_policy_ablations.py":
+            script = f"{flags.pop(0)}.py"
+            assert flags.pop(0) in off_policy_ablations.ABLATIONS
         tyro.cli(importlib.import_module(script[: -len(".py")]).Args, args=flags)  # exits where one is wrong
     seeds = {variant.name: set(variant.seeds) for variant in experiment.variants}
     assert len(seeds) == len(experiment.variants)

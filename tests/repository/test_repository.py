@@ -112,7 +112,7 @@ def test_every_flag_is_documented_and_read(script):
 
 
 SHARED = "MAX_STD MAX_LOG_RATIO RunningMeanStd make_mlp compute_gae n_step_returns adapt_learning_rate".split()
-SHARED_BY_POPULATIONS = "LEADER Agent sample_offpolicy_columns offpolicy_targets offpolicy_batch".split()
+SHARED_BY_POPULATIONS = "LEADER Agent sample_offpolicy_columns offpolicy_advantages offpolicy_batch".split()
 
 
 @pytest.mark.parametrize(
