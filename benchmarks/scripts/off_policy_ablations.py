@@ -6,8 +6,8 @@ The first argument is the script, sapg or epo. The second is one of
 
     targets-alone          of off-policy rows only the critic's targets look several steps ahead, advantages look one
     advantages-alone       only the advantages do
-    v-trace-targets        in the critic's targets each step is weighted by min(1, pi_leader / pi_behaviour), as in
-                           V-trace
+    v-trace-targets        in the critic's targets the first action is weighted by min(1, pi_leader / pi_behaviour)
+                           too, as in V-trace
     normalised-separately  advantages of on-policy and of off-policy rows each have mean 0 and standard deviation 1
                            within a minibatch
 
@@ -31,14 +31,13 @@ def look_one_step_ahead(script, field):
 
 
 def v_trace_targets(script):
-    """Weigh the error of each step with rho of arXiv 1802.01561, Eq. 1, in the critic's targets."""
+    """Weigh the first action too, in the critic's targets (arXiv 1802.01561, Eq. 1)."""
     offpolicy_batch = script.offpolicy_batch
     offpolicy_advantages = script.offpolicy_advantages
 
-    def weighted(rewards, values, next_values, ends, ratios, gamma, off_policy_lambda):
-        errors = ratios.clamp(max=1.0) * (rewards + gamma * next_values - values)
-        no_values = errors.new_zeros(errors.shape)
-        return offpolicy_advantages(errors, no_values, no_values, ends, ratios, gamma, off_policy_lambda)
+    def weighted(rewards, values, next_values, ends, ratios, *gamma_and_lambda):
+        advantages = offpolicy_advantages(rewards, values, next_values, ends, ratios, *gamma_and_lambda)
+        return ratios.clamp(max=1.0) * advantages
 
     def mixed_batch(*batch_and_args):
         off = offpolicy_batch(*batch_and_args)
