@@ -57,7 +57,7 @@ class Args:
     wandb_project_name: str = "popgrad"
     """project of Weights & Biases"""
     capture_video: bool = False
-    """film the leader (PBT: the best) at every checkpoint, except when stopped, for TensorBoard (see evaluate.py)"""
+    """film the leader (PBT: the best in training) at every checkpoint, except when stopped, for TensorBoard"""
     resume: Optional[str] = None
     """run folder or checkpoint file to resume, with its flags; a few may change, see docs/running.md"""
     load: Optional[str] = None
@@ -336,10 +336,10 @@ def sample_offpolicy_columns(agent_ids, num_agents, ratio, aggregation):
 def offpolicy_advantages(rewards, values, next_values, ends, ratios, gamma, off_policy_lambda):
     """Advantages of data that another agent collected. All (T, C); next_values and ends as of compute_gae.
 
-    The papers look one step ahead, r + gamma V(s') - V(s) (SAPG Eq. 6, EPO Eq. 8): off_policy_lambda = 0. Ours looks
-    further, as GAE does, but weighs each later action by min(1, pi_learner / pi_behaviour) (Retrace, arXiv 1606.02647),
-    so that what followed actions which the learner would not have taken counts little. Unlike V-trace, it does not
-    weigh the first action.
+    With off_policy_lambda = 0 they look one step ahead, r + gamma V(s') - V(s), as do the papers' critic targets (SAPG
+    Eq. 6, EPO Eq. 8) and the released code. Ours look further, as GAE does, but weigh each later action by
+    min(1, pi_learner / pi_behaviour) (Retrace, arXiv 1606.02647), so that what followed actions which the learner would
+    not have taken counts little. Unlike V-trace, they do not weigh the first action.
     ratios: pi_learner,old / pi_behaviour of each action.
     """
     deltas = rewards + gamma * next_values - values

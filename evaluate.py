@@ -192,7 +192,7 @@ def find_best(saved, script, seed, engine, device):
     """The agent with the highest mean objective, as found by evaluations with mean actions.
 
     Its latest episodes in training would name the luckiest of many agents. So all play TRIALS episodes, or as much of
-    them as fits into TRIAL_STEPS, and then the best few FINAL_TRIALS others, each of them from the same beginnings.
+    them as fits into TRIAL_STEPS. The best few then play FINAL_TRIALS others, all from the same beginnings.
     """
     num_agents = num_agents_of(saved)
     ids = torch.arange(num_agents, device=device).repeat_interleave(TRIALS)

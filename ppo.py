@@ -55,7 +55,7 @@ class Args:
     wandb_project_name: str = "popgrad"
     """project of Weights & Biases"""
     capture_video: bool = False
-    """film the leader (PBT: the best) at every checkpoint, except when stopped, for TensorBoard (see evaluate.py)"""
+    """film the leader (PBT: the best in training) at every checkpoint, except when stopped, for TensorBoard"""
     resume: Optional[str] = None
     """run folder or checkpoint file to resume, with its flags; a few may change, see docs/running.md"""
     load: Optional[str] = None

@@ -9,7 +9,7 @@ from envs.terminal import needs_output, plus_minus
 import torch
 
 
-NUM_ENVS = 17  # not the number of joints of any robot, so that a constant row for each joint is none for each env
+NUM_ENVS = 17  # no robot has as many joints, so that one number per joint is not taken for one per environment
 
 
 class ContractError(Exception):

@@ -233,7 +233,8 @@ class A1Parkour(VectorEnv):
         self.robot = self.constant([flatten(robots[i]) for i in world % NUM_ROBOTS])
         # Any ten worlds in a row have about all levels, so that an evaluation's few worlds, or an agent's, do too. 50
         # worlds have all kinds on all levels
-        kind, group = world % len(terrain.KINDS), world // len(terrain.KINDS)
+        kind = world % len(terrain.KINDS)
+        group = world // len(terrain.KINDS)
         self.evaluation_level = self.constant((2 * kind + 7 * group) % terrain.NUM_LEVELS, dtype=torch.long)
         self.field_origin = self.constant([terrain.BORDER, terrain.FIELD_HALF_WIDTH])  # cells
         self.field_first = self.constant([0, 0], dtype=torch.long)

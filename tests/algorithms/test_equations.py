@@ -17,6 +17,7 @@ import cpo
 import epo
 import ppo
 import sapg
+from benchmarks.scripts import off_policy_ablations
 from harness import diagnostics
 from tests.conftest import TINY_POPULATION, Drift, every_population, every_script
 from tests.algorithms.test_math import fitness_of
@@ -273,6 +274,32 @@ def test_off_policy_advantages_by_their_sum(script, off_policy_lambda):
         numbers = [x[:, column].tolist() for x in case]
         expected = offpolicy_advantages(*numbers, 0.99, off_policy_lambda)
         assert found[:, column].tolist() == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize("name", ["targets-alone", "advantages-alone", "v-trace-targets"])
+def test_ablations_of_off_policy_data(name):
+    """benchmarks/scripts/off_policy_ablations.py; V-trace: arXiv 1802.01561, Eq. 1, with rho and c at most 1."""
+    case = off_policy_case()
+    values = case[1]
+    script = SimpleNamespace(offpolicy_advantages=sapg.offpolicy_advantages)
+
+    def offpolicy_batch(args):
+        advantages = script.offpolicy_advantages(*case, 0.99, args.off_policy_lambda)
+        return {"advantages": advantages, "returns": values + advantages}
+
+    script.offpolicy_batch = offpolicy_batch
+    off_policy_ablations.ABLATIONS[name](script)
+    found = script.offpolicy_batch(sapg.Args(off_policy_lambda=0.9))
+    for column in range(40):
+        numbers = [x[:, column].tolist() for x in case]
+        far = torch.tensor(offpolicy_advantages(*numbers, 0.99, 0.9))
+        near = torch.tensor(offpolicy_advantages(*numbers, 0.99, 0.0))
+        advantages = near if name == "targets-alone" else far
+        errors = near if name == "advantages-alone" else far
+        if name == "v-trace-targets":
+            errors = torch.tensor([min(1.0, rho) for rho in numbers[4]]) * far
+        assert torch.allclose(found["advantages"][:, column], advantages, atol=1e-5)
+        assert torch.allclose(found["returns"][:, column], values[:, column] + errors, atol=1e-5)
 
 
 @every_population
