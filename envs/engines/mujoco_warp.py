@@ -18,8 +18,8 @@ from envs.engines.rendering import Renderer
 FULL_CONTACTS = mjw.OverflowType.BROADPHASE | mjw.OverflowType.NARROWPHASE
 # Fewer worlds get the contact buffers of this many: the mean over few worlds varies more.
 MIN_WORLDS_OF_BUFFERS = 8
-# Entries per world in the buffer for pairs of shapes that need the general collision algorithm: those with a cylinder.
-# By default it is as long as that of the contacts and takes most of the memory
+# Entries per world in the buffer for pairs of shapes that need the general collision algorithm: those with a cylinder
+# or a height field. By default it is as long as that of the contacts and takes most of the memory
 # (https://github.com/google-deepmind/mujoco_warp/pull/1116).
 MAX_CCD = 4
 # Sensors that MuJoCo Warp 4.0.0 misreads in a model with tendons, see warp_kernels.read_joint_limits.
@@ -184,13 +184,25 @@ class MujocoWarp:
     def _make_data(self):
         """A mjw.Data of num_envs worlds, with buffers of the sizes asked for."""
         worlds = max(self.num_envs, MIN_WORLDS_OF_BUFFERS)
-        return mjw.make_data(
+        data = mjw.make_data(
             self.models[0],
             self.num_envs,
             naconmax=worlds * self.max_contacts,
             naccdmax=worlds * min(MAX_CCD, self.max_contacts),
             njmax=self.max_constraints,
         )
+        # Only here does MuJoCo Warp compute where shapes are that cannot move, and for all worlds as in the first model
+        positions = []
+        rotations = []
+        for model in self.models:
+            single = mujoco.MjData(model)
+            mujoco.mj_kinematics(model, single)
+            positions.append(single.geom_xpos)
+            rotations.append(single.geom_xmat)
+        model_of_world = np.arange(self.num_envs) % len(self.models)
+        data.geom_xpos.assign(np.stack(positions)[model_of_world])
+        data.geom_xmat.assign(np.stack(rotations)[model_of_world].reshape(self.num_envs, -1, 3, 3))
+        return data
 
     def _make_initial_state(self):
         """What `state_dict` returns for worlds in the initial states of their models."""
@@ -218,7 +230,9 @@ class MujocoWarp:
                 f"use {int(1.3 * constraints)}"
             )
         if overflow & mjw.OverflowType.CCD:
-            raise RuntimeError(f"MAX_CCD ({__name__}) {MAX_CCD}: too small for the cylinders; use {2 * MAX_CCD}")
+            raise RuntimeError(
+                f"MAX_CCD ({__name__}) {MAX_CCD}: too small for cylinders and height fields; use {2 * MAX_CCD}"
+            )
         if overflow & FULL_CONTACTS:
             per_world = contacts / max(self.num_envs, MIN_WORLDS_OF_BUFFERS)
             raise RuntimeError(

@@ -32,6 +32,8 @@ ARMATURE = 0.005  # kg m^2; ours
 CONTROL_PERIOD = 0.02  # s, one control step
 SUBSTEPS = 4
 TIMESTEP = CONTROL_PERIOD / SUBSTEPS
+TOUCHES_ALL = 1  # contype of what collides with all shapes of the robot
+TOUCHES_FEET = 2  # with its feet only
 CONTACT_NET_FORCE = (2, 3, 1)  # of MuJoCo's contact sensor: force only, summed over all contacts, one slot
 
 # Slices of the model's sensors. Contact forces, N, are those of the robot on the ground, in world axes.
@@ -80,7 +82,8 @@ def build(dynamics=NOMINAL):
 
     nu is 12, the joint targets in rad. qpos (19) contains position and quaternion of the base and 12 joints. qvel (18)
     contains the base's linear velocity in world axes, its angular velocity in its own axes, and 12 joints. Sensors
-    (63): see the slices above. The robot does not collide with itself. What it shall collide with needs a contype of 1.
+    (63): see the slices above. The robot does not collide with itself. What it shall collide with needs the contype
+    TOUCHES_ALL, or TOUCHES_FEET.
     """
     spec = make_walking_spec(TIMESTEP)
     mass, com, inertia = BASE
@@ -106,6 +109,7 @@ def build(dynamics=NOMINAL):
             FOOT_POSITION,
             (FOOT_RADIUS, 0, 0),
             dynamics,
+            conaffinity=TOUCHES_ALL | TOUCHES_FEET,
             rgba=(*BLACK, 1),
         )
         _draw_leg(hip, thigh, calf, left)
@@ -150,15 +154,14 @@ def _add_body(parent, name, pos, mass, com, inertia):
 
 def _add_box(body, name, shape, dynamics):
     pos, half_edges = shape
-    _add_geom(body, name, mujoco.mjtGeom.mjGEOM_BOX, pos, half_edges, dynamics, group=HIDDEN)
+    box = mujoco.mjtGeom.mjGEOM_BOX
+    _add_geom(body, name, box, pos, half_edges, dynamics, conaffinity=TOUCHES_ALL, group=HIDDEN)
 
 
-def _add_geom(body, name, kind, pos, size, dynamics, **look):
+def _add_geom(body, name, kind, pos, size, dynamics, **options):
     # MuJoCo takes the friction of the shape with the higher priority, PhysX the mean of both.
     friction = ((1.0 + dynamics.friction) / 2.0, 0.005, 0.0001)
-    body.add_geom(
-        name=name, type=kind, pos=pos, size=size, contype=0, conaffinity=1, priority=1, friction=friction, **look
-    )
+    body.add_geom(name=name, type=kind, pos=pos, size=size, contype=0, priority=1, friction=friction, **options)
 
 
 def _draw_base(base):

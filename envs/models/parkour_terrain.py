@@ -1,8 +1,11 @@
 """The courses of A1Parkour: columns of ten tiles, one tile per level, each with six obstacles and eight goals.
 
-The dimensions are those of Extreme Parkour (https://arxiv.org/abs/2309.14341), without its roughness. x is the running
-direction and y points to the left; a column begins at x = 0 and its middle is y = 0. Everything is a box, whose edges
-lie on a grid of cells, so that physics, height map, edges and goals follow from the same boxes.
+The dimensions are those of Extreme Parkour (https://arxiv.org/abs/2309.14341). x is the running direction and y points
+to the left; a column begins at x = 0 and its middle is y = 0. Everything but rough ground is a box, whose edges lie on
+a grid of cells, so that physics, height map, edges and goals follow from the same boxes.
+
+The ground of columns without pits is rough for the feet: a height field, which is the same in all of these columns,
+because the worlds of an engine must share its data. The other shapes of the robot meet even ground below it.
 """
 
 import functools
@@ -32,6 +35,10 @@ FIELD_LENGTH = 2 * BORDER + NUM_LEVELS * TILE_LENGTH
 START = 1.0  # m, x of the robot's start in its tile
 STONE_THICKNESS = 0.1  # m; ours: the stones of Extreme Parkour reach down to the floor of the pit
 GROUND_THICKNESS = 1.5  # m
+ROUGH_KINDS = ("hurdle", "flat", "step")  # without pits
+# How much the ground rises and falls at most, m, on the first and on the last level. Extreme Parkour draws a number in
+# between for each tile
+ROUGHNESS = (0.02, 0.06)
 EDGE_HEIGHT = 0.075  # m; a lower step between two cells is no edge
 UNUSED_HEIGHT = -100.0  # m, of boxes that a column does not need
 
@@ -203,6 +210,7 @@ def make_column(index):
     """The Column `index`, from 0 to NUM_COLUMNS - 1. It is always the same: every run meets the same courses."""
     kind = KINDS[index % len(KINDS)]
     rng = np.random.default_rng(index)
+    top = -ROUGHNESS[1] if kind in ROUGH_KINDS else 0.0
     across = (-HALF_WIDTH, HALF_WIDTH)
     grounds = []
     floors = []
@@ -213,14 +221,14 @@ def make_column(index):
         tile = make_tile(kind, level, rng)
         origin = level * TILE_LENGTH
         pit_begin, pit_end, depth = tile.pit or (TILE_LENGTH, TILE_LENGTH, 0.0)
-        grounds.append(Box((begin, origin + pit_begin), across, -GROUND_THICKNESS, 0.0))
+        grounds.append(Box((begin, origin + pit_begin), across, -GROUND_THICKNESS, top))
         begin = origin + pit_end
         if tile.pit:
             floors.append(Box((origin + pit_begin, begin), across, -depth - GROUND_THICKNESS, -depth))
         for box in tile.obstacles:
             obstacles.append(box._replace(x=(origin + box.x[0], origin + box.x[1])))
         goals.append([(origin + x, y) for x, y in tile.goals])
-    grounds.append(Box((begin, NUM_LEVELS * TILE_LENGTH + BORDER), across, -GROUND_THICKNESS, 0.0))
+    grounds.append(Box((begin, NUM_LEVELS * TILE_LENGTH + BORDER), across, -GROUND_THICKNESS, top))
     boxes = [
         *grounds,
         *floors,
@@ -245,6 +253,9 @@ def height_map(column):
         if box is not None:
             rows = slice(box.x[0] + BORDER, box.x[1] + BORDER)
             heights[rows] = np.maximum(heights[rows], _profile(box, y))
+    if column.kind in ROUGH_KINDS:
+        beside = HALF_WIDTH - FIELD_HALF_WIDTH
+        heights = np.maximum(heights, rough_ground()[:, beside:-beside])
     return heights
 
 
@@ -262,6 +273,29 @@ def _profile(box, y):
     overhang = (box.top - box.bottom) * math.sin(math.atan(abs(box.slope)))
     side = box.top + abs(box.slope) * half_width - beyond / abs(box.slope)
     return np.where((beyond >= 0.0) & (beyond < overhang), side, top)
+
+
+@functools.lru_cache(maxsize=None)
+def rough_points():
+    """Height (m) of the rough ground at every second cell in x and y, (FIELD_LENGTH / 2, HALF_WIDTH) float32."""
+    noise = np.random.default_rng(0).uniform(-1.0, 1.0, (FIELD_LENGTH // 2, HALF_WIDTH))
+    level = (2 * np.arange(len(noise)) - BORDER) // TILE_LENGTH
+    roughness = np.linspace(*ROUGHNESS, NUM_LEVELS)[level.clip(0, NUM_LEVELS - 1)]
+    return (roughness[:, None] * noise).astype(np.float32)
+
+
+def rough_ground():
+    """Height (m) of the rough ground at the middle of each cell, (FIELD_LENGTH, 2 * HALF_WIDTH) float32.
+
+    Between its points lie triangles. MuJoCo divides a square along the diagonal on which x and y rise together.
+    """
+    points = rough_points()
+    ground = np.full((FIELD_LENGTH, 2 * HALF_WIDTH), -ROUGHNESS[1], np.float32)
+    ground[::2, ::2] = points
+    ground[1:-1:2, ::2] = (points[:-1] + points[1:]) / 2
+    ground[::2, 1:-1:2] = (points[:, :-1] + points[:, 1:]) / 2
+    ground[1:-1:2, 1:-1:2] = (points[:-1, :-1] + points[1:, 1:]) / 2
+    return ground
 
 
 def edge_map(heights):
@@ -305,13 +339,45 @@ def build_scene(column, dynamics):
         else:
             material = "obstacle%d" % (i % 2)
         body.add_geom(
-            type=mujoco.mjtGeom.mjGEOM_BOX, size=half_edges, contype=1, conaffinity=0, mass=0, material=material
+            type=mujoco.mjtGeom.mjGEOM_BOX,
+            size=half_edges,
+            contype=a1.TOUCHES_ALL,
+            conaffinity=0,
+            mass=0,
+            material=material,
         )
+    _add_rough_ground(spec, column)
     for name, alpha in ((GOAL, 0.9), (NEXT_GOAL, 0.3)):
         marker = spec.worldbody.add_body(name=name, mocap=True, pos=(0, 0, UNUSED_HEIGHT))
         draw(marker, "sphere", (0, 0, 0.0), 0.06, colour=ORANGE, alpha=alpha)
         draw(marker, "cylinder", (0, 0, -MARKER_HEIGHT), (0, 0, -0.05), 0.008, colour=ORANGE, alpha=alpha)
     return spec
+
+
+def _add_rough_ground(spec, column):
+    """The height field, or the same one far below."""
+    points = rough_points()
+    low = float(points.min())
+    high = float(points.max())
+    half_length, half_width = CELL * (np.array(points.shape) - 1)
+    spec.add_hfield(
+        name="rough_ground",
+        size=(half_length, half_width, high - low, 0.1),
+        nrow=points.shape[1],
+        ncol=points.shape[0],
+        userdata=((points - low) / (high - low)).T.ravel(),
+    )
+    x, y = CELL * (0.5 - np.array([BORDER, HALF_WIDTH])) + (half_length, half_width)
+    z = low if column.kind in ROUGH_KINDS else UNUSED_HEIGHT
+    body = spec.worldbody.add_body(name="rough_ground", pos=(x, y, z))
+    body.add_geom(
+        type=mujoco.mjtGeom.mjGEOM_HFIELD,
+        hfieldname="rough_ground",
+        contype=a1.TOUCHES_FEET,
+        conaffinity=0,
+        mass=0,
+        material="ground",
+    )
 
 
 def _box_geometry(box, index):

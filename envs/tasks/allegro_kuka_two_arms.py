@@ -17,7 +17,7 @@ class AllegroKukaTwoArms(AllegroKukaBase):
 
     layout = scene.TWO_ARMS
     cpu_note = "no training on a CPU is known to have a success"
-    # MuJoCo Warp's buffers per world. Hands that moved at random made 7.6 contacts on average and 46 rows of
+    # MuJoCo Warp's buffers per world. Hands that moved at random made 10.4 contacts on average and 90 rows of
     # constraints at most.
     max_contacts = 32
     max_constraints = 256

@@ -18,8 +18,7 @@ from envs.operational_space_control import OperationalSpaceController
 LINKS = slice(0, 9)
 GRIP = 9
 HAND = slice(9, 12)  # grip site and tips
-# MuJoCo Warp's buffers per world. Arms that moved at random made 8.4 contacts on average; a trained policy had at most
-# 84 rows of constraints.
+# MuJoCo Warp's buffers per world. A trained arm made 15.6 contacts on average and 75 rows of constraints at most.
 MAX_CONTACTS = 24
 MAX_CONSTRAINTS = 192
 ACTION_SCALE = (0.1, 0.1, 0.1, 0.5, 0.5, 0.5)  # m and rad, the displacement that an action of 1 asks for

@@ -153,6 +153,19 @@ def test_each_world_has_its_own_model():
     torch.testing.assert_close(height, torch.tensor([0.1, 0.2, 0.1, 0.2]), atol=2e-3, rtol=0.0)
 
 
+def test_what_cannot_move_stands_where_each_worlds_own_model_has_it():
+    def build(height):
+        spec = make_spec()
+        plate = spec.worldbody.add_body(name="plate", pos=[0, 0, height])
+        plate.add_geom(type=GEOM.mjGEOM_BOX, size=[1, 1, 0.05])
+        return spec
+
+    engine = make_engine([functools.partial(build, height) for height in (0.05, 0.15)], 4, 3, BODIES, "cpu")
+    run(engine, torch.zeros(120, 4, 2))
+    height = engine.body_pos[:, 0, 2]
+    torch.testing.assert_close(height, torch.tensor([0.2, 0.3, 0.2, 0.3]), atol=2e-3, rtol=0.0)
+
+
 def test_what_a_world_cannot_have_of_its_own_is_refused():
     def build(height):
         spec = make_spec()
