@@ -36,9 +36,7 @@ START = 1.0  # m, x of the robot's start in its tile
 STONE_THICKNESS = 0.1  # m; ours: the stones of Extreme Parkour reach down to the floor of the pit
 GROUND_THICKNESS = 1.5  # m
 ROUGH_KINDS = ("hurdle", "flat", "step")  # without pits
-# How much the ground rises and falls at most, m, on the first and on the last level. Extreme Parkour draws a number in
-# between for each tile
-ROUGHNESS = (0.02, 0.06)
+ROUGHNESS = 0.04  # m, how far the ground rises and falls; Extreme Parkour draws 0.02 to 0.06 for each tile
 EDGE_HEIGHT = 0.075  # m; a lower step between two cells is no edge
 UNUSED_HEIGHT = -100.0  # m, of boxes that a column does not need
 
@@ -85,7 +83,7 @@ def _cells(length):
 
 
 def _draw(rng, low, high):
-    """A random whole number of cells from low to high, both in m. As in the original, without the last."""
+    """A random whole number of cells from low to high, both in m. As in the original, `high` is never drawn."""
     return int(rng.integers(_cells(low), _cells(high)))
 
 
@@ -210,7 +208,7 @@ def make_column(index):
     """The Column `index`, from 0 to NUM_COLUMNS - 1. It is always the same: every run meets the same courses."""
     kind = KINDS[index % len(KINDS)]
     rng = np.random.default_rng(index)
-    top = -ROUGHNESS[1] if kind in ROUGH_KINDS else 0.0
+    top = -ROUGHNESS if kind in ROUGH_KINDS else 0.0
     across = (-HALF_WIDTH, HALF_WIDTH)
     grounds = []
     floors = []
@@ -278,10 +276,8 @@ def _profile(box, y):
 @functools.lru_cache(maxsize=None)
 def rough_points():
     """Height (m) of the rough ground at every second cell in x and y, (FIELD_LENGTH / 2, HALF_WIDTH) float32."""
-    noise = np.random.default_rng(0).uniform(-1.0, 1.0, (FIELD_LENGTH // 2, HALF_WIDTH))
-    level = (2 * np.arange(len(noise)) - BORDER) // TILE_LENGTH
-    roughness = np.linspace(*ROUGHNESS, NUM_LEVELS)[level.clip(0, NUM_LEVELS - 1)]
-    return (roughness[:, None] * noise).astype(np.float32)
+    rng = np.random.default_rng(0)
+    return rng.uniform(-ROUGHNESS, ROUGHNESS, (FIELD_LENGTH // 2, HALF_WIDTH)).astype(np.float32)
 
 
 def rough_ground():
@@ -290,7 +286,7 @@ def rough_ground():
     Between its points lie triangles. MuJoCo divides a square along the diagonal on which x and y rise together.
     """
     points = rough_points()
-    ground = np.full((FIELD_LENGTH, 2 * HALF_WIDTH), -ROUGHNESS[1], np.float32)
+    ground = np.full((FIELD_LENGTH, 2 * HALF_WIDTH), -ROUGHNESS, np.float32)
     ground[::2, ::2] = points
     ground[1:-1:2, ::2] = (points[:-1] + points[1:]) / 2
     ground[::2, 1:-1:2] = (points[:, :-1] + points[:, 1:]) / 2

@@ -24,7 +24,7 @@ NUM_LEGS = 4
 # World i runs on column i % NUM_COLUMNS, so that any block of worlds, an agent's too, meets all kinds of obstacles, and
 # as robot i % NUM_ROBOTS.
 NUM_ROBOTS = 5 * terrain.NUM_COLUMNS
-# MuJoCo Warp's buffers per world. Legs that moved at random made 2.8 contacts on average and 38 rows of constraints at
+# MuJoCo Warp's buffers per world. Legs that moved at random made 2.8 contacts on average and 34 rows of constraints at
 # most.
 MAX_CONTACTS = 24
 MAX_CONSTRAINTS = 128
@@ -34,7 +34,7 @@ ACTION_SLOPE = 0.3
 MAX_OFFSET = 1.2
 RESET_RANGE = 0.9  # rad; at a reset, each joint is up to this far beyond the default pose
 
-# Of the robots, low and high
+# Ranges from which the parameters of a robot are drawn
 ADDED_MASS = (0.0, 3.0)  # kg
 COM_SHIFT = (-0.2, 0.2)  # m, in each direction
 FRICTION = (0.6, 2.0)
@@ -49,10 +49,9 @@ GOAL_STEPS = 6  # within the radius, until the next goal is the current one
 MAX_TILT = 1.5  # rad, roll and pitch
 MIN_HEIGHT = -0.25  # m, of the base; below it the robot has fallen into a pit
 
-# Share of the way that the commanded speed covers in a whole episode, beyond which the level rises, and below which it
-# falls
+# The level rises if the robot got farther than this share of the way that the commanded speed covers in a whole episode
 PROMOTION = 0.8
-DEMOTION = 0.4
+DEMOTION = 0.4  # and it falls below this share
 
 SCAN_X = np.linspace(-0.45, 1.2, 12)  # m, points of the height scan, in front of the base
 SCAN_Y = np.linspace(-0.75, 0.75, 11)

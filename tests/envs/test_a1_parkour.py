@@ -459,10 +459,12 @@ def test_feet_in_contact():
         obs = stand_still(env)[0]
         seen.append(obs[:, 46:50])
     assert (seen[0] == -0.5).all()  # dropped from 12 cm
-    assert (seen[-1] == 0.5).all()
+    standing = seen[-1] == 0.5
+    assert standing[[0, 4]].all()
+    assert (standing[1:4].sum(1) >= 3).all()  # on rough ground
     env.engine.sensors.zero_()
     env.engine.step = lambda ctrl: None
-    assert (stand_still(env)[0][:, 46:50] == 0.5).all()  # for one step more
+    assert torch.equal(stand_still(env)[0][:, 46:50], seen[-1])  # for one step more
     assert (stand_still(env)[0][:, 46:50] == -0.5).all()
 
 
