@@ -26,8 +26,8 @@ NUM_COLUMNS = 40  # column c has the kind c % 5
 CELL = 0.05  # m
 # Lengths in cells
 TILE_LENGTH = 360
-PLATFORM = 50  # of even ground at the beginning of a tile
-BORDER = 100  # of even ground before the first and behind the last tile
+PLATFORM = 50  # without obstacles, at the beginning of a tile
+BORDER = 100  # of ground before the first and behind the last tile
 HALF_WIDTH = 80  # of ground and pits; who goes farther to the side falls
 FIELD_HALF_WIDTH = 44  # of the height map, which ends 20 cm beside the tile of Extreme Parkour
 FIELD_LENGTH = 2 * BORDER + NUM_LEVELS * TILE_LENGTH
