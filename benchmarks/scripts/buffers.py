@@ -66,7 +66,7 @@ def trained_actions(env, path):
 def measure(env, act, steps):
     """Most contacts per world and most constraint rows of a world. RuntimeError: a buffer was too small."""
     obs = env.reset()
-    env.engine._new_counts.zero_()
+    env.engine._new_counts.zero_()  # largest so far, of another play
     for _ in range(steps):
         obs, _, _, _, _ = env.step(act(obs))
     counts = env.engine._new_counts.tolist()

@@ -50,6 +50,7 @@ class MujocoWarp:
         check_structure(self.models)
         first = self.models[0]
         self.num_envs = num_envs
+        self._model_of_world = np.arange(num_envs) % len(self.models)
         self.substeps = substeps
         self.device = torch.device(device)
         self.nq = first.nq
@@ -197,11 +198,10 @@ class MujocoWarp:
         for model in self.models:
             single = mujoco.MjData(model)
             mujoco.mj_kinematics(model, single)
-            positions.append(single.geom_xpos)
-            rotations.append(single.geom_xmat)
-        model_of_world = np.arange(self.num_envs) % len(self.models)
-        data.geom_xpos.assign(np.stack(positions)[model_of_world])
-        data.geom_xmat.assign(np.stack(rotations)[model_of_world].reshape(self.num_envs, -1, 3, 3))
+            positions.append(single.geom_xpos.copy())  # a view would keep the MjData of every model
+            rotations.append(single.geom_xmat.copy())
+        data.geom_xpos.assign(np.stack(positions)[self._model_of_world])
+        data.geom_xmat.assign(np.stack(rotations)[self._model_of_world].reshape(self.num_envs, -1, 3, 3))
         return data
 
     def _make_initial_state(self):
@@ -212,10 +212,9 @@ class MujocoWarp:
         for model in self.models:
             states.append(np.concatenate([[0.0], model.qpos0, np.zeros(self.nv + self.na)]))
             mocaps.append(np.concatenate([model.body_pos[is_mocap].ravel(), model.body_quat[is_mocap].ravel()]))
-        model_of_world = np.arange(self.num_envs) % len(self.models)
         return {
-            "state": torch.from_numpy(np.stack(states)[model_of_world]),
-            "mocap": torch.from_numpy(np.stack(mocaps)[model_of_world]),
+            "state": torch.from_numpy(np.stack(states)[self._model_of_world]),
+            "mocap": torch.from_numpy(np.stack(mocaps)[self._model_of_world]),
             "sensors": torch.zeros_like(self.sensors),
         }
 

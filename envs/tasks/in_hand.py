@@ -15,7 +15,7 @@ from envs.models import allegro_hand, shadow_hand
 from envs.models import in_hand_scene as scene
 from envs.rotations import conjugate, multiply
 
-# MuJoCo Warp's buffers per world. Hands that moved at random made 10.0 contacts on average and 58 rows of constraints
+# MuJoCo Warp's buffers per world. Hands that moved at random made 10.0 contacts on average and 54 rows of constraints
 # at most.
 MAX_CONTACTS = 24
 MAX_CONSTRAINTS = 128
