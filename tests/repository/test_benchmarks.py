@@ -19,7 +19,8 @@ import tyro
 from torch.utils.tensorboard import SummaryWriter
 
 import evaluate
-from benchmarks.scripts import collect, experiments, gpu, off_policy_ablations, parkour, plot, run, summarize
+from benchmarks.scripts import collect, experiments, first_agents, gpu, off_policy_ablations, parkour, plot, run
+from benchmarks.scripts import summarize
 from benchmarks.scripts.experiments import experiment_names, read_experiment
 from benchmarks.scripts.random_fitness import RandomFitnessGrasp, RandomFitnessMoat
 from tests.envs.helpers import started
@@ -321,3 +322,27 @@ def test_goals_are_counted_by_kind_and_level(monkeypatch):
     assert first == "| level | 0 | 1 | 2 | 3 | 4 | 5 | 6 | 7 | 8 | 9 | mean |"
     assert stones == "| stones | 0.0 | 1.0 | 2.0 | 3.0 | 4.0 | 5.0 | 6.0 | 7.0 | 8.0 | 9.0 | 4.5 |"
     assert mean.startswith("| mean | 20.0 | 21.0 |")
+
+
+# ---------------------------------------------------------------- the first agents of a population
+
+
+@torch.no_grad()
+def test_the_first_agents_act_as_in_their_population(tmp_path, capsys):
+    population = BENCHMARKS.parent / "policies" / "AllegroKukaRegraspingHeldStartsEPO"
+    first = tmp_path / "first_8.pt"
+    first_agents.main([str(population), "8", str(first)])
+    ids = torch.arange(8)
+    outputs = []
+    for path in (population, first):
+        saved, script = evaluate.load(str(path))
+        env = evaluate.make_env(saved, 8, 0, "mujoco", "cpu")
+        player = evaluate.Player(evaluate.make_agent(saved, script, env, "cpu"), ids, deterministic=True)
+        outputs.append((player.act(torch.linspace(-1.0, 1.0, 8 * env.num_obs).view(8, -1)), env.tolerance))
+        assert evaluate.step_limit(saved) >= evaluate.MAX_STEPS
+    torch.testing.assert_close(outputs[1], outputs[0])
+    assert (outputs[0][0][1:] != outputs[0][0][:-1]).all()
+
+    with pytest.raises(SystemExit):
+        first_agents.main([str(first), "9", str(first)])
+    assert "9 agents: must be between 1 and 8" in capsys.readouterr().err
