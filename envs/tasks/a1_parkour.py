@@ -28,10 +28,7 @@ NUM_ROBOTS = 5 * terrain.NUM_COLUMNS
 # most.
 MAX_CONTACTS = 24
 MAX_CONSTRAINTS = 128
-# From the default pose to the target: rad per unit of a small action, and rad at an action of 1, the original's limit.
-# If targets were linear in the action, the noise and the random mean of a new policy would topple the robot.
-ACTION_SLOPE = 0.3
-MAX_OFFSET = 1.2
+ACTION_SCALE = 1.2  # rad, from the default pose to the target at an action of 1: the original's limit
 RESET_RANGE = 0.9  # rad; at a reset, each joint is up to this far beyond the default pose
 
 # Ranges from which the parameters of a robot are drawn
@@ -60,7 +57,7 @@ OBS_LIMIT = 100.0
 
 FOOT_CONTACT_FORCE = 2.0  # N
 COLLISION_FORCE = 0.1  # N
-ORIGINAL_ACTION_SCALE = 0.25  # rad; the reward counts changes of the joint targets in this unit
+ORIGINAL_ACTION_SCALE = 0.25  # rad; the reward counts changes of actions in this unit
 EDGE_LEVEL = 3  # edges cost nothing up to this level
 REWARD_WEIGHTS = {  # per second
     "goal_velocity": 1.5,
@@ -92,7 +89,7 @@ class Motion(NamedTuple):
     gravity: Tensor  # (N, 3), direction in base axes
     joint_error: Tensor  # (N, 12), distance from the default pose
     joint_acceleration: Tensor  # (N, 12) rad/s^2, mean over the step
-    offset_change: Tensor  # (N, 12), of the joint targets since the last step
+    action_change: Tensor  # (N, 12), since the last step
     torque: Tensor  # (N, 12) N m
     torque_change: Tensor  # (N, 12) N m
     body_force: Tensor  # (N, 9, 3) N, contact forces on base, thighs and calves
@@ -129,7 +126,7 @@ def reward_terms(m):
         "orientation": m.gravity[:, :2].square().sum(1) * m.flat,
         "joint_acceleration": m.joint_acceleration.square().sum(1),
         "collision": (m.body_force.norm(dim=2) > COLLISION_FORCE).sum(1),
-        "action_rate": m.offset_change.norm(dim=1) / ORIGINAL_ACTION_SCALE,
+        "action_rate": m.action_change.norm(dim=1) * ACTION_SCALE / ORIGINAL_ACTION_SCALE,
         "torque_change": m.torque_change.square().sum(1),
         "torque": m.torque.square().sum(1),
         "hip_position": m.joint_error[:, ::3].square().sum(1),
@@ -172,11 +169,6 @@ def yaw_errors(vectors, yaw):
     return (angle + torch.pi).remainder(2.0 * torch.pi) - torch.pi
 
 
-def joint_offset(action):
-    """The joint targets (N, 12), relative to the default pose. action (N, 12) in [-1, 1]."""
-    return ACTION_SLOPE * action + (MAX_OFFSET - ACTION_SLOPE) * action**3
-
-
 def draw_command(uniform):
     """The commanded speed (N,) m/s. uniform (N,): random in [0, 1)."""
     low, high = SPEED_RANGE
@@ -186,7 +178,7 @@ def draw_command(uniform):
 class A1Parkour(VectorEnv):
     """Pass eight goals one after the other, at a commanded speed, over stones, hurdles, flat ground, steps or gaps.
 
-    Observation (214): see `observe`. Action (12): joint targets relative to the default pose, see `joint_offset`.
+    Observation (214): see `observe`. Action (12): joint targets relative to the default pose.
     The episode terminates when the robot turns over or falls into a pit, and is truncated when it has passed all goals.
     Objective: the number of goals passed, at most 8, on a level that stays the same; an evaluation spreads the levels
     evenly over the worlds. In training the level follows the robot's success, and the 8 goals of each level below count
@@ -264,10 +256,9 @@ class A1Parkour(VectorEnv):
         draws = self.uniform(0.0, 1.0, 3)
         self.push(draws[:, :2])
         last_joint_velocity = engine.qvel[:, 6:].clone()
-        offset = joint_offset(action)
-        offset_change = offset - joint_offset(self.action)
+        action_change = action - self.action
         self.action = action
-        engine.step(self.joint_default + offset)
+        engine.step(self.joint_default + ACTION_SCALE * action)
 
         torque = engine.sensors[:, a1.TORQUES].clone()
         foot_force = engine.sensors[:, a1.FOOT_FORCES].unflatten(1, (NUM_LEGS, 3))
@@ -287,7 +278,7 @@ class A1Parkour(VectorEnv):
             gravity=pose.gravity,
             joint_error=engine.qpos[:, 7:] - self.joint_default,
             joint_acceleration=(engine.qvel[:, 6:] - last_joint_velocity) / a1.CONTROL_PERIOD,
-            offset_change=offset_change,
+            action_change=action_change,
             torque=torque,
             torque_change=torque - self.torque,
             body_force=engine.sensors[:, a1.BODY_FORCES].unflatten(1, (-1, 3)),

@@ -403,6 +403,6 @@ def test_parkour_has_epos_locomotion_with_every_script(script):
     assert (args.num_envs, args.num_steps, args.update_epochs, args.num_minibatches) == (24_576, 16, 2, 4)
     assert tuple(args.hidden_sizes) == (512, 256, 128)
     assert not args.lstm
-    assert args.init_std == 0.2  # ours
+    assert args.init_std == 0.0625  # ours
     if script is epo:
         assert args.ga_threshold == 0.5
