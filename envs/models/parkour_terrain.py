@@ -4,6 +4,9 @@ The dimensions are those of Extreme Parkour (https://arxiv.org/abs/2309.14341). 
 to the left; a column begins at x = 0 and its middle is y = 0. Everything but rough ground is a box, whose edges lie on
 a grid of cells, so that physics, height map, edges and goals follow from the same boxes.
 
+Extreme Parkour sets heights at points of this grid and makes a mesh of them, with walls where neighbours differ much.
+A wall stands at the last high point, so that n high points in a row are only n - 1 cells long, and n low ones n + 1.
+
 The ground of columns without pits is rough for the feet: a height field, which is the same in all of these columns,
 because the worlds of an engine must share its data. The other shapes of the robot meet even ground below it.
 """
@@ -87,9 +90,13 @@ def _draw(rng, low, high):
     return int(rng.integers(_cells(low), _cells(high)))
 
 
-def _around(centre, length):
-    """From and to of `length` cells about the cell `centre`."""
-    return centre - length // 2, centre - length // 2 + length
+def _raised(centre, length):
+    """From and to of a box, in cells, for the points that the original raises about `centre`.
+
+    length: their number, of which an odd one is rounded down.
+    """
+    half = length // 2
+    return centre - half, centre + half - 1
 
 
 def _make_stones(difficulty, rng):
@@ -111,24 +118,24 @@ def _make_stones(difficulty, rng):
         x += draw_spacing() + (last_length // 4 if last else 0)
         y = side * _draw(rng, 0.2, 0.3 + 0.1 * difficulty)
         rise = 0.1 + 0.15 * difficulty if last else 0.25 * difficulty  # m, of the outer edge over the middle
-        slope = side * rise / (width * CELL / 2)
-        stones.append(Box(_around(x, last_length if last else length), _around(y, width), -STONE_THICKNESS, 0.0, slope))
+        slope = side * rise / ((width - 1) * CELL / 2)
+        stones.append(Box(_raised(x, last_length if last else length), _raised(y, width), -STONE_THICKNESS, 0.0, slope))
         goals.append((x, y))
         side = -side
     goals.append((x + 2 * draw_spacing(), 0))
-    return Tile((PLATFORM, x + last_length // 2 + 1, depth), stones, goals)
+    return Tile((PLATFORM - 1, x + last_length // 2 + 1, depth), stones, goals)
 
 
 def _make_hurdles(difficulty, rng):
     """Walls to climb or jump over. A goal lies before each."""
     thickness = _cells(0.1 + 0.3 * difficulty)
-    half_width = _draw(rng, 0.4, 0.8)
+    half_width = _cells(rng.uniform(0.4, 0.8))
     goals = _make_goals_before_obstacles(rng, 1.2, 2.2)
     hurdles = []
     for (x, y), spacing in goals[1:-1]:
         height = rng.uniform(0.1 + 0.1 * difficulty, 0.15 + 0.25 * difficulty)
         x += spacing // 2
-        hurdles.append(Box(_around(x, thickness), (y - half_width, y + half_width), -0.1, height))
+        hurdles.append(Box(_raised(x, thickness), _raised(y, 2 * half_width), -0.1, height))
     return Tile(None, hurdles, [goal for goal, _ in goals])
 
 
@@ -157,19 +164,22 @@ def _last_goal(x):
 def _make_steps(difficulty, rng):
     """Three steps up and three down."""
     height = 0.1 + 0.35 * difficulty
-    half_width = _draw(rng, 0.5, 1.0)
+    half_width = _cells(rng.uniform(0.5, 1.0))
 
     def draw_length():
         return _draw(rng, 0.3 + height, 1.5 + height)
 
     x = PLATFORM
+    begin = PLATFORM
     goals = [(PLATFORM - _cells(1.0), 0)]
     steps = []
-    for storey in (1, 2, 3, 3, 2, 1):
+    for storey, rises_after in ((1, True), (2, True), (3, False), (3, False), (2, False), (1, False)):
         length = draw_length()
         y = _draw(rng, -0.4, 0.4)
-        steps.append(Box((x, x + length), (y - half_width, y + half_width), -0.1, storey * height))
         x += length
+        end = x if rises_after else x - 1
+        steps.append(Box((begin, end), _raised(y, 2 * half_width), -0.1, storey * height))
+        begin = end
         goals.append((x - length // 2, y))
     goals.append(_last_goal(x + draw_length()))
     return Tile(None, steps, goals)
@@ -179,25 +189,24 @@ def _make_gaps(difficulty, rng):
     """Strips of ground with gaps between them and a pit beside them. A goal lies before each gap."""
     depth = rng.uniform(0.2, 1.0)
     gap = _cells(0.1 + 0.7 * difficulty)
-    half_width = _draw(rng, 0.6, 1.2)
+    half_width = _cells(rng.uniform(0.6, 1.2))
 
     def draw_spacing():
         return gap + _draw(rng, 0.8, 1.5)
 
     x = PLATFORM
-    begin = PLATFORM
+    begin = PLATFORM - 1  # of a strip, in cells
     goals = [(PLATFORM - 1, 0)]
     strips = []
     for _ in range(NUM_OBSTACLES):
         spacing = draw_spacing()
         x += spacing
         y = _draw(rng, -0.4, 0.4)
-        gap_begin, gap_end = _around(x, gap)
-        strips.append(Box((begin, gap_begin), (y - half_width, y + half_width), -GROUND_THICKNESS, 0.0))
+        strips.append(Box((begin, x - gap // 2 - 1), _raised(y, 2 * half_width), -GROUND_THICKNESS, 0.0))
         goals.append((x - spacing // 2, y))
-        begin = gap_end
+        begin = x + gap // 2
     goals.append(_last_goal(x + draw_spacing()))
-    return Tile((PLATFORM, begin, depth), strips, goals)
+    return Tile((PLATFORM - 1, begin, depth), strips, goals)
 
 
 TILES = dict(zip(KINDS, (_make_stones, _make_hurdles, _make_flat, _make_steps, _make_gaps)))
@@ -295,14 +304,15 @@ def rough_ground():
 
 
 def edge_map(heights):
-    """Whether each cell of a height map is at an edge across the running direction, as bool.
+    """Whether there is an edge across the running direction near the beginning of each cell of a height map, as bool.
 
-    These are the lower cells at a step of more than EDGE_HEIGHT between neighbours in x, and their neighbours in x.
+    As in the original, an edge extends half a cell from a wall of more than EDGE_HEIGHT on its high side, and 2.5 cells
+    on its low side. Here the point nearest to a foot counts, so these are the wall and the two points below it.
     """
     rise = np.diff(heights, axis=0)
-    lower = np.zeros(heights.shape, bool)
+    lower = np.zeros(heights.shape, bool)  # the nearest points below walls
     lower[:-1] |= rise > EDGE_HEIGHT
-    lower[1:] |= rise < -EDGE_HEIGHT
+    lower[2:] |= rise[:-1] < -EDGE_HEIGHT
     edges = lower.copy()
     edges[:-1] |= lower[1:]
     edges[1:] |= lower[:-1]

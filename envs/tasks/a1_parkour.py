@@ -37,6 +37,7 @@ COM_SHIFT = (-0.2, 0.2)  # m, in each direction
 FRICTION = (0.6, 2.0)
 GAIN_FACTOR = (0.8, 1.2)  # of each drive's stiffness and damping
 
+EPISODE_STEPS = 1000  # control steps, the time limit
 SPEED_RANGE = (0.3, 0.8)  # m/s, of the command
 COMMAND_PERIOD = 300  # control steps
 PUSH_SPEED = 0.5  # m/s
@@ -141,7 +142,7 @@ def next_level(level, distance, command, uniform):
 
     distance (N,) m from the start, at the end of the episode; command (N,) m/s; uniform (N,): random in [0, 1).
     """
-    way = command * A1Parkour.max_episode_steps * a1.CONTROL_PERIOD
+    way = command * EPISODE_STEPS * a1.CONTROL_PERIOD
     promoted = (distance > PROMOTION * way).long()
     demoted = (distance < DEMOTION * way).long()
     level = (level + promoted - demoted).clamp(min=0)
@@ -187,7 +188,7 @@ class A1Parkour(VectorEnv):
 
     num_obs = 214
     num_actions = NUM_JOINTS
-    max_episode_steps = 1000
+    max_episode_steps = EPISODE_STEPS
     frame_rate = 50
     fitness_floor = 1.0
 
@@ -214,21 +215,21 @@ class A1Parkour(VectorEnv):
 
         heights = np.stack([terrain.height_map(column) for column in columns])
         self.edges = self.constant(np.stack([terrain.edge_map(each) for each in heights]).ravel(), dtype=torch.bool)
-        self.lowest = self.constant(lowest_neighbours(heights).ravel())
+        self.heights = self.constant(heights.ravel())  # m
         self.goals = self.constant(np.stack([pair_goals(column.goals) for column in columns]))
         self.column = self.constant(world % terrain.NUM_COLUMNS, dtype=torch.long)
         kinds = [columns[i].kind for i in world % terrain.NUM_COLUMNS]
         of_kind = np.array([[kind == each for kind in kinds] for each in terrain.KINDS])
         self.kind_mean = self.constant(of_kind / of_kind.sum(1, keepdims=True).clip(1))  # (kinds, N), times (N,)
         self.flat = self.constant([kind == "flat" for kind in kinds], dtype=torch.bool)
-        self.robot = self.constant([flatten(robots[i]) for i in world % NUM_ROBOTS])
+        self.robot = self.constant([observed_dynamics(robots[i]) for i in world % NUM_ROBOTS])
         # Any ten worlds in a row have about all levels, so that an evaluation's few worlds, or an agent's, do too. 50
         # worlds have all kinds on all levels
         kind = world % len(terrain.KINDS)
         group = world // len(terrain.KINDS)
         self.evaluation_level = self.constant((2 * kind + 7 * group) % terrain.NUM_LEVELS, dtype=torch.long)
         self.field_origin = self.constant([terrain.BORDER, terrain.FIELD_HALF_WIDTH])  # cells
-        self.field_first = self.constant([0, 0], dtype=torch.long)
+        self.half_cell = self.constant([terrain.CELL / 2, 0.0])
         self.field_last = self.constant([terrain.FIELD_LENGTH - 1, 2 * terrain.FIELD_HALF_WIDTH - 1], dtype=torch.long)
         self.scan_points = self.constant([(x, y) for x in SCAN_X for y in SCAN_Y])
         self.world_axes = self.constant(np.eye(3))
@@ -283,7 +284,7 @@ class A1Parkour(VectorEnv):
             torque_change=torque - self.torque,
             body_force=engine.sensors[:, a1.BODY_FORCES].unflatten(1, (-1, 3)),
             foot_force=foot_force,
-            foot_on_edge=self.contact & self.edges[self.cells(foot_position[..., :2])],
+            foot_on_edge=self.contact & self.edges[self.cells(foot_position[..., :2] + self.half_cell)],
             flat=self.flat,
             level=self.level,
         )
@@ -336,21 +337,21 @@ class A1Parkour(VectorEnv):
     def cells(self, points):
         """Where the points (N, P, 2) m are in the flattened height maps, (N, P). Clamped to the column's map."""
         cell = (points / terrain.CELL + self.field_origin).long()
-        cell = cell.clamp(self.field_first, self.field_last)
+        cell = cell.clamp(min=0).minimum(self.field_last)
         row = self.column[:, None] * terrain.FIELD_LENGTH + cell[..., 0]
         return row * (2 * terrain.FIELD_HALF_WIDTH) + cell[..., 1]
 
     def scan(self, yaw):
         """How far the ground is below the base minus SCAN_OFFSET, within +-1 m: (N, 132). yaw (N,).
 
-        The points turn with the robot's heading, but not with its roll and pitch. The ground is the lowest of a cell
-        and of its neighbours in +x and +y, so that the edge of a pit belongs to the pit.
+        The points turn with the robot's heading, but not with its roll and pitch. The ground of a point is that in the
+        middle of its cell.
         """
         cos = yaw.cos()
         sin = yaw.sin()
         turn = torch.stack([cos, sin, -sin, cos], 1).unflatten(1, (2, 2))
         points = self.engine.qpos[:, None, :2] + self.scan_points @ turn
-        return (self.engine.qpos[:, 2:3] - SCAN_OFFSET - self.lowest[self.cells(points)]).clamp(-1.0, 1.0)
+        return (self.engine.qpos[:, 2:3] - SCAN_OFFSET - self.heights[self.cells(points)]).clamp(-1.0, 1.0)
 
     def observe(self):
         """The observation (N, 214), clamped to +-100; velocities in base axes.
@@ -430,7 +431,7 @@ class A1Parkour(VectorEnv):
 
     def render(self, index):
         points = self.goals[self.column, self.level, self.passed]  # (N, 2, 2)
-        height = self.lowest[self.cells(points)] + terrain.MARKER_HEIGHT
+        height = self.heights[self.cells(points)] + terrain.MARKER_HEIGHT
         current, following = torch.cat([points, height[..., None]], 2)[index]
         markers = {terrain.GOAL: current, terrain.NEXT_GOAL: following}
         return self.engine.render(index, camera="follow", markers=markers)
@@ -444,15 +445,7 @@ def pair_goals(goals):
     return np.stack([current, following], 2)
 
 
-def lowest_neighbours(heights):
-    """The lowest of each cell of height maps (maps, X, Y) and its neighbours in +x and +y, of the same shape."""
-    lowest = heights.copy()
-    lowest[:, :-1] = np.minimum(lowest[:, :-1], heights[:, 1:])
-    lowest[:, :, :-1] = np.minimum(lowest[:, :, :-1], heights[:, :, 1:])
-    return lowest
-
-
-def flatten(robot):
+def observed_dynamics(robot):
     """What the policy observes of an a1.Dynamics (29): mass, centre of mass, friction, gain factors minus 1."""
     factors = np.subtract([*robot.stiffness, *robot.damping], 1.0)
     return [robot.added_mass, *robot.com_shift, robot.friction, *factors]

@@ -536,8 +536,8 @@ class AllegroKukaRegrasping(AllegroKukaBase):
 
     cpu_note = (
         "on a CPU, PPO still throws the object after 48 M steps, without a success; with "
-        "AllegroKukaRegraspingHeldStarts, runs of PPO and of EPO with 64 agents reached 5.8 to 10.3 goals per episode in "
-        "60 M steps, 4 hours"
+        "AllegroKukaRegraspingHeldStarts, runs of PPO and of EPO with 64 agents reached 5.8 to 10.3 goals per episode "
+        "in 60 M steps, 4 hours"
     )
     max_episode_steps = 400  # since the last success
     success_steps = 30

@@ -62,15 +62,16 @@ def test_hurdles(level):
     for tile in tiles("hurdle", level):
         box = metres(tile.obstacles)
         middle = box[:, :2].mean(1)
-        assert np.allclose(box[:, 1] - box[:, 0], 0.1 + 0.3 * d, atol=0.026)
-        spacing = np.diff([2.5, *middle])
+        # the formula gives 0.1, 0.25 and 0.4 m of points; an odd number of them loses one, and n points are n - 1 cells
+        assert np.allclose(box[:, 1] - box[:, 0], {0: 0.05, 4: 0.15, 9: 0.35}[level])
+        spacing = np.diff([2.5, *(middle + 0.025)])
         heights += box[:, 5].tolist()
         spacings += spacing.tolist()
-        half_widths += ((box[:, 3] - box[:, 2]) / 2).tolist()
-        offsets += box[:, 2:4].mean(1).tolist()
+        half_widths += ((box[:, 3] - box[:, 2] + 0.05) / 2).tolist()
+        offsets += (box[:, 2:4].mean(1) + 0.025).tolist()
         assert goals(tile)[0] == pytest.approx([2.45, 0.0])
-        assert np.allclose(goals(tile)[1:7, 0], middle - spacing / 2, atol=0.08)
-        assert np.allclose(goals(tile)[1:7, 1], box[:, 2:4].mean(1))
+        assert np.allclose(goals(tile)[1:7, 0], middle - spacing / 2, atol=0.051)  # two halves of a cell
+        assert np.allclose(goals(tile)[1:7, 1], offsets[-6:])
     assert_spread(heights, 0.1 + 0.1 * d, 0.15 + 0.25 * d, 0.0)
     assert_spread(spacings, 1.2, 2.2)
     assert_spread(half_widths, 0.4, 0.8)
@@ -95,11 +96,12 @@ def test_steps(level):
         assert np.allclose(box[:, 5], np.array([1, 2, 3, 3, 2, 1]) * height)
         assert box[0, 0] == pytest.approx(2.5)
         assert np.allclose(box[1:, 0], box[:-1, 1])
-        lengths += (box[:, 1] - box[:, 0]).tolist()
-        half_widths += ((box[:, 3] - box[:, 2]) / 2).tolist()
+        ends = box[:, 1] + (0.0, 0.0, 0.05, 0.05, 0.05, 0.05)  # walls down are at the last point
+        lengths += np.diff([2.5, *ends]).tolist()
+        half_widths += ((box[:, 3] - box[:, 2] + 0.05) / 2).tolist()
         assert goals(tile)[0] == pytest.approx([1.5, 0.0])
-        assert np.allclose(goals(tile)[1:7, 0], box[:, :2].mean(1), atol=0.026)
-        assert np.allclose(goals(tile)[1:7, 1], box[:, 2:4].mean(1))
+        assert np.allclose(goals(tile)[1:7, 0], ends - np.array(lengths[-6:]) / 2, atol=0.026)
+        assert np.allclose(goals(tile)[1:7, 1], box[:, 2:4].mean(1) + 0.025)
     assert_spread(lengths, 0.3 + height, 1.5 + height)
     assert_spread(half_widths, 0.5, 1.0)
 
@@ -113,14 +115,16 @@ def test_gaps(level):
     for tile in tiles("gap", level):
         box = metres(tile.obstacles)
         begin, end, depth = tile.pit
-        assert 0.05 * begin == 2.5 == pytest.approx(box[0, 0])
+        assert 0.05 * begin == pytest.approx(2.45)
+        assert box[0, 0] == pytest.approx(2.45)
         ends = np.array([*box[1:, 0], 0.05 * end])
-        assert np.allclose(ends - box[:, 1], gap, atol=0.026)
+        # the formula gives 0.1, 0.41 and 0.8 m of points, which are even numbers of them, and n points are n + 1 cells
+        assert np.allclose(ends - box[:, 1], {0: 0.15, 4: 0.45, 9: 0.85}[level])
         assert np.allclose(box[:, 5], 0.0)
         strips += np.diff(box[:, 1]).tolist()
-        half_widths += ((box[:, 3] - box[:, 2]) / 2).tolist()
+        half_widths += ((box[:, 3] - box[:, 2] + 0.05) / 2).tolist()
         depths.append(depth)
-        assert np.allclose(goals(tile)[1:7, 1], box[:, 2:4].mean(1))
+        assert np.allclose(goals(tile)[1:7, 1], box[:, 2:4].mean(1) + 0.025)
         assert np.all(goals(tile)[2:7, 0] > box[1:, 0])
         assert np.all(goals(tile)[1:7, 0] < box[:, 1])
     assert_spread(strips, gap + 0.8, gap + 1.5)
@@ -137,12 +141,12 @@ def test_stones(level):
     depths = []
     for tile in tiles("stones", level):
         box = metres(tile.obstacles)
-        length = box[:, 1] - box[:, 0]
-        middle = box[:, 2:4].mean(1)
+        length = box[:, 1] - box[:, 0] + 0.05
+        middle = box[:, 2:4].mean(1) + 0.025
         assert np.allclose(length[:5], length[0])
         assert length[5] == pytest.approx(1.6)
-        assert np.allclose(box[:, 3] - box[:, 2], 1.0)
-        rise = np.abs(box[:, 6]) * 0.5
+        assert np.allclose(box[:, 3] - box[:, 2], 0.95)
+        rise = np.abs(box[:, 6]) * 0.475
         assert np.allclose(rise[:5], 0.25 * d)
         assert rise[5] == pytest.approx(0.1 + 0.15 * d)
         assert np.all(np.sign(middle[1:]) == -np.sign(middle[:-1]))
@@ -153,9 +157,9 @@ def test_stones(level):
         sides += np.abs(middle).tolist()
         begin, end, depth = tile.pit
         depths.append(depth)
-        assert 0.05 * begin == 2.5
-        assert 0.05 * end == pytest.approx(box[5, 1] + 0.05)
-        assert np.allclose(goals(tile)[1:7], np.stack([box[:, :2].mean(1), middle], 1))
+        assert 0.05 * begin == pytest.approx(2.45)
+        assert 0.05 * end == pytest.approx(box[5, 1] + 0.1)
+        assert np.allclose(goals(tile)[1:7], np.stack([box[:, :2].mean(1) + 0.025, middle], 1))
         assert goals(tile)[0] == pytest.approx([2.5 - length[0] / 2, 0.0])
     assert_spread(lengths, 0.9 - 0.3 * d, 1.0 - 0.2 * d, 0.2)
     assert_spread(spacings, -0.1, 0.1 + 0.3 * d)
@@ -224,8 +228,8 @@ def test_edges():
     heights[:, 2] = [0, 0, -0.3, -0.3, -0.3, -0.3, 0, 0, 0, 0, 0, 0]  # a gap
     edges = terrain.edge_map(heights)
     assert edges[:, 0].sum() == 0
-    assert np.flatnonzero(edges[:, 1]).tolist() == [2, 3, 4, 6, 7, 8]
-    assert np.flatnonzero(edges[:, 2]).tolist() == [1, 2, 3, 4, 5, 6]
+    assert np.flatnonzero(edges[:, 1]).tolist() == [2, 3, 4, 7, 8, 9]  # of the points at the beginnings of cells
+    assert np.flatnonzero(edges[:, 2]).tolist() == [2, 3, 4, 5, 6]
 
 
 @pytest.mark.parametrize("index", range(5))
