@@ -108,7 +108,7 @@ def test_two_thousand_steps_of_allegro_kuka_make_no_warning(env_id, tmp_path):
 
 # of the rollout below: mean |joint positions|, mean |velocities|, mean reward, mean |observation|
 DIGESTS = {
-    "A1Parkour": (5.06884, 0.80705, 0.0028652, 0.07876),
+    "A1Parkour": (5.06952, 0.51471, 0.0036715, 0.07255),
     "AllegroHand": (0.50677, 1.34018, -0.42797, 0.17938),
     "AllegroKukaRegrasping": (0.64616, 0.54958, 0.53305, 0.36477),
     "AllegroKukaReorientation": (0.64897, 0.52179, 0.55751, 0.34322),
@@ -131,9 +131,10 @@ DIGESTS = {
 def test_a_seeded_rollout_is_what_it_was(env_id):
     """Changes when the physics, the reward or the observation does. Tolerances leave room for other processors."""
     env = started(env_id, 8, seed=7)
+    scale = 0.06 if env_id == "A1Parkour" else 0.3  # so that the robot, with 1.2 rad per unit, is not thrown about
     rewards = []
     for action in random_actions(env, 50, seed=7):
-        obs, reward, *_ = env.step(0.3 * action)
+        obs, reward, *_ = env.step(scale * action)
         rewards.append(reward)
     digest = [env.engine.qpos.abs().mean(), env.engine.qvel.abs().mean(), torch.stack(rewards).mean(), obs.abs().mean()]
     assert [value.item() for value in digest] == pytest.approx(DIGESTS[env_id], rel=5e-3)
