@@ -177,7 +177,7 @@ def _make_steps(difficulty, rng):
         length = draw_length()
         y = _draw(rng, -0.4, 0.4)
         x += length
-        end = x if rises_after else x - 1
+        end = x if rises_after else x - 1  # the wall is at the first point of a higher step, or the last one
         steps.append(Box((begin, end), _raised(y, 2 * half_width), -0.1, storey * height))
         begin = end
         goals.append((x - length // 2, y))

@@ -338,10 +338,12 @@ def test_the_first_agents_act_as_in_their_population(tmp_path, capsys):
         saved, script = evaluate.load(str(path))
         env = evaluate.make_env(saved, 8, 0, "mujoco", "cpu")
         player = evaluate.Player(evaluate.make_agent(saved, script, env, "cpu"), ids, deterministic=True)
-        outputs.append((player.act(torch.linspace(-1.0, 1.0, 8 * env.num_obs).view(8, -1)), env.tolerance))
-        assert evaluate.step_limit(saved) >= evaluate.MAX_STEPS
+        actions = player.act(torch.linspace(-1.0, 1.0, env.num_obs).repeat(8, 1))
+        means = saved["rollout"][0]["episodes"]["means"]
+        outputs.append((actions, env.tolerance, means[:, :8]))
     torch.testing.assert_close(outputs[1], outputs[0])
-    assert (outputs[0][0][1:] != outputs[0][0][:-1]).all()
+    assert evaluate.num_agents_of(saved) == means.shape[1] == 8
+    assert (actions[1:] != actions[:-1]).any(1).all()  # of the same observation, so that each agent has its own
 
     with pytest.raises(SystemExit):
         first_agents.main([str(first), "9", str(first)])
