@@ -81,8 +81,8 @@ def test_hurdles(level):
 def test_flat_goals():
     spacings = np.concatenate([np.diff(goals(tile)[:, 0]) for tile in tiles("flat", 9)])
     offsets = np.concatenate([goals(tile)[1:-1, 1] for tile in tiles("flat", 9)])
-    # Obstacles would be s = 1.5 to 2.35 m apart. The first goal lies 5 cm before the end of the platform, the others s / 2
-    # before their obstacles, and the last one s behind the last obstacle
+    # Obstacles would be s = 1.5 to 2.35 m apart. The first goal lies 5 cm before the end of the platform, the others
+    # s / 2 before their obstacles, and the last one s behind the last obstacle
     assert spacings.min() >= 0.8 - 1e-6
     assert spacings.max() <= 1.5 * 2.35 + 1e-6
     assert_spread(offsets, -0.4, 0.4)
