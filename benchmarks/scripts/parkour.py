@@ -1,7 +1,8 @@
 """Which obstacles does a policy pass, and on which levels? `python -m benchmarks.scripts.parkour runs/RUN`.
 
 Plays --episodes whole episodes of A1Parkour of each kind on each level, with mean actions (--sampled: with sampled
-ones), and prints two Markdown tables: the goals passed, of 8, and the share of episodes in which all 8 were passed.
+ones), and prints three Markdown tables: the goals passed, of 8; the share of episodes in which all 8 were passed; and
+the share of steps without a reward, because the costs were as large as the gains.
 """
 
 import argparse
@@ -14,14 +15,32 @@ from envs.models.parkour_terrain import KINDS, NUM_GOALS, NUM_LEVELS
 from envs.terminal import needs_output
 
 
-def count_goals(env, player):
-    """Goals passed in one episode of each world of an evaluation: (kinds, levels, episodes).
+@torch.no_grad()
+def play(env, player):
+    """The first episode of every world: goals passed and the share of steps whose reward was 0, each (N,)."""
+    obs = env.reset()
+    goals = torch.zeros(env.num_envs)
+    lengths = torch.zeros(env.num_envs)
+    unrewarded = torch.zeros(env.num_envs)
+    running = torch.ones(env.num_envs, dtype=torch.bool)
+    while running.any():
+        obs, reward, terminated, truncated, info = env.step(player.act(obs))
+        player.dones = (terminated | truncated)[None]
+        lengths += running
+        unrewarded += running & (reward == 0.0)
+        ends = running & info["episode"]["done"]
+        goals = torch.where(ends, info["episode"]["objective"], goals)
+        running &= ~ends
+    return goals, unrewarded / lengths
 
-    num_envs must be a multiple of 50, the number of kinds times that of levels.
+
+def by_kind_and_level(env, values):
+    """The values (N,) of an evaluation's worlds as (kinds, levels, episodes).
+
+    N must be a multiple of 50, the number of kinds times that of levels.
     """
-    _, _, goals = evaluate.play(env, player)
-    cell = env.column % len(KINDS) * NUM_LEVELS + env.evaluation_level  # of the table
-    return goals[cell.argsort(stable=True)].view(len(KINDS), NUM_LEVELS, -1)
+    cell = env.column % len(KINDS) * NUM_LEVELS + env.evaluation_level
+    return values[cell.argsort(stable=True)].view(len(KINDS), NUM_LEVELS, -1)
 
 
 def format_table(values, pattern):
@@ -49,11 +68,12 @@ def main(argv=None):
     ids = torch.full((num_envs,), args.agent)
     player = evaluate.Player(evaluate.make_agent(saved, script, env, "cpu"), ids, deterministic=not args.sampled)
     torch.manual_seed(args.seed)
-    goals = count_goals(env, player)
+    goals, unrewarded = (by_kind_and_level(env, values) for values in play(env, player))
     actions = "sampled" if args.sampled else "mean"
     print(f"{saved['script']}.py, {saved['global_step']:,} steps, agent {args.agent}, {actions} actions\n")
     print(f"goals passed of {NUM_GOALS}:\n\n{format_table(goals.mean(2), '{:.1f}')}\n")
-    print(f"episodes with all goals:\n\n{format_table((goals == NUM_GOALS).float().mean(2), '{:.0%}')}")
+    print(f"episodes with all goals:\n\n{format_table((goals == NUM_GOALS).float().mean(2), '{:.0%}')}\n")
+    print(f"steps without a reward:\n\n{format_table(unrewarded.mean(2), '{:.0%}')}")
 
 
 if __name__ == "__main__":

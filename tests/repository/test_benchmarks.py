@@ -9,6 +9,7 @@ import signal
 import sys
 import threading
 import time
+import types
 
 import matplotlib
 import mujoco
@@ -307,13 +308,11 @@ def test_without_matplotlib_plot_says_what_to_install(monkeypatch):
 # ---------------------------------------------------------------- goals of A1Parkour
 
 
-def test_goals_are_counted_by_kind_and_level(monkeypatch):
+def test_values_are_sorted_by_kind_and_level():
     env = started("A1Parkour", 100)
     levels = env.level
     kinds = env.column % 5
-    goals = (10 * kinds + levels).float()
-    monkeypatch.setattr(evaluate, "play", lambda env, player: (None, None, goals))
-    counts = parkour.count_goals(env, None)
+    counts = parkour.by_kind_and_level(env, (10 * kinds + levels).float())
     assert counts.shape == (5, 10, 2)
     for kind in range(5):
         for level in range(10):
@@ -322,6 +321,23 @@ def test_goals_are_counted_by_kind_and_level(monkeypatch):
     assert first == "| level | 0 | 1 | 2 | 3 | 4 | 5 | 6 | 7 | 8 | 9 | mean |"
     assert stones == "| stones | 0.0 | 1.0 | 2.0 | 3.0 | 4.0 | 5.0 | 6.0 | 7.0 | 8.0 | 9.0 | 4.5 |"
     assert mean.startswith("| mean | 20.0 | 21.0 |")
+
+
+def test_only_first_episodes_count():
+    """World 0 ends after one step, world 1 after three. What follows in world 0 does not count."""
+    rewards = ((0.0, 1.0), (1.0, 0.0), (1.0, 1.0))
+    ends = ((True, False), (False, False), (True, True))
+    objectives = ((2.0, 3.0), (4.0, 5.0), (6.0, 7.0))
+    steps = iter(zip(torch.tensor(rewards), torch.tensor(ends), torch.tensor(objectives)))
+
+    def step(action):
+        reward, done, objective = next(steps)
+        return None, reward, done, torch.zeros(2, dtype=torch.bool), {"episode": {"done": done, "objective": objective}}
+
+    env = types.SimpleNamespace(num_envs=2, reset=lambda: None, step=step)
+    goals, unrewarded = parkour.play(env, types.SimpleNamespace(act=lambda obs: None))
+    assert goals.tolist() == [2.0, 7.0]
+    assert unrewarded.tolist() == pytest.approx([1.0, 1.0 / 3.0])
 
 
 # ---------------------------------------------------------------- the first agents of a population
@@ -348,3 +364,6 @@ def test_the_first_agents_act_as_in_their_population(tmp_path, capsys):
     with pytest.raises(SystemExit):
         first_agents.main([str(first), "9", str(first)])
     assert "9 agents: must be between 1 and 8" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        first_agents.main([str(BENCHMARKS.parent / "policies" / "Ant"), "1", str(first)])
+    assert "a policy of ppo.py has no latents" in capsys.readouterr().err
