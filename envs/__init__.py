@@ -26,6 +26,9 @@ TASKS = {
     "AllegroKukaThrowHeldStarts": "envs.tasks.allegro_kuka_held_starts:AllegroKukaThrowHeldStarts",
     "AllegroKukaReorientationHeldStarts": "envs.tasks.allegro_kuka_held_starts:AllegroKukaReorientationHeldStarts",
     "AllegroKukaTwoArmsRegrasping": "envs.tasks.allegro_kuka_two_arms:AllegroKukaTwoArmsRegrasping",
+    "AllegroKukaTwoArmsRegraspingHeldStarts": (
+        "envs.tasks.allegro_kuka_held_starts:AllegroKukaTwoArmsRegraspingHeldStarts"
+    ),
     "AllegroKukaTwoArmsReorientation": "envs.tasks.allegro_kuka_two_arms:AllegroKukaTwoArmsReorientation",
     "AllegroKukaTwoArmsReorientationBarrier": "envs.tasks.allegro_kuka_two_arms:AllegroKukaTwoArmsReorientationBarrier",
     "AllegroKukaTwoArmsReorientationHole": "envs.tasks.allegro_kuka_two_arms:AllegroKukaTwoArmsReorientationHole",

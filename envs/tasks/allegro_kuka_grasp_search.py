@@ -1,7 +1,8 @@
 """The search for held states: hands close around their objects in the air, put them on the table and let go of them.
 
 What has come to rest on the way is kept in `HeldStates`, from which the held starts of allegro_kuka_held_starts.py are
-drawn. Shape letters as in allegro_kuka.py; H kinds of held states, S states of a kind that an environment keeps.
+drawn. With two arms, either of them grasps. Shape letters as in allegro_kuka.py; H kinds of held states, S states of a
+kind that an environment keeps, R the 23 joints of one robot.
 """
 
 from typing import NamedTuple
@@ -10,7 +11,7 @@ import torch
 
 from envs.models import allegro_kuka_scene as scene
 from envs.rotations import rotate
-from envs.tasks.allegro_kuka import NUM_ARM, OBJECT, half_height
+from envs.tasks.allegro_kuka import FINGERS, JOINTS_PER_ROBOT, NUM_ARM, OBJECT, half_height
 
 CAPACITY = 4  # S
 
@@ -117,12 +118,15 @@ class HeldStates:
 
 
 class GraspSearch:
-    """Fills `held_states` of env, a task with one arm. It moves the engine's worlds and draws env's random numbers."""
+    """Fills `held_states` of env, an AllegroKuka task. It moves the engine's worlds and draws env's random numbers."""
 
     def __init__(self, env, held_states):
         self.env = env
         self.engine = env.engine
         self.held_states = held_states
+        self.lower_limit = env.joint_lower[:JOINTS_PER_ROBOT]
+        self.upper_limit = env.joint_upper[:JOINTS_PER_ROBOT]
+        self.robot = env.zeros(dtype=torch.long)  # the one that grasps, in each environment
         self.arm_low = env.tensor(ARM_LOW)
         self.arm_high = env.tensor(ARM_HIGH)
         self.hand_open = env.tensor(HAND_OPEN)
@@ -163,24 +167,29 @@ class GraspSearch:
         env = self.env
         at_rest = torch.zeros_like(self.engine.qvel)
         far = env.tensor((0.0, 0.0, 3.0, 1.0, 0.0, 0.0, 0.0)).expand(env.num_envs, 7)  # the object touches nothing
-        pose = env.zeros(env.num_joints)
+        self.robot = torch.where(mask, self.draw_robot(), self.robot)
+        pose = env.draw_pose()
         too_low = mask
         for _ in range(POSE_DRAWS):
             arm = self.arm_low + env.uniform(*ARM_SHARE, 1) * (self.arm_high - self.arm_low)
             arm = arm + env.uniform(-ARM_NOISE, ARM_NOISE, len(ARM_LOW))
             hand = self.hand_open + env.uniform(-HAND_NOISE, HAND_NOISE, len(HAND_OPEN))
-            drawn = torch.cat([arm, hand], 1).clamp(env.joint_lower, env.joint_upper)
-            pose = torch.where(too_low[:, None], drawn, pose)
+            drawn = torch.cat([arm, hand], 1).clamp(self.lower_limit, self.upper_limit)
+            pose = torch.where(too_low[:, None], self.with_joints(pose, drawn), pose)
             self.engine.set_state(too_low, torch.cat([pose, far], 1), at_rest)
-            index, middle, _, thumb = env.fingertips().unbind(1)
+            index, middle, _, thumb = self.fingertips().unbind(1)
             centre = 0.5 * thumb + 0.25 * (index + middle)
             too_low = too_low & (centre[:, 2] < GRASP_HEIGHT)
         centre = centre + env.uniform(*TOWARDS_PALM, 1) * (self.palm_centre() - centre)
         centre = centre + env.uniform(-CENTRE_NOISE, CENTRE_NOISE, 3)
         self.engine.set_state(mask, torch.cat([pose, centre, env.random_rotation(env.num_envs)], 1), at_rest)
         shut = self.hand_shut + env.uniform(*EXTRA_CLOSING, len(HAND_SHUT))
-        closed = torch.cat([pose[:, :NUM_ARM], shut], 1).clamp(env.joint_lower, env.joint_upper)
-        return torch.where(mask[:, None], closed, target)
+        closed = torch.cat([self.joints_of(pose)[:, :NUM_ARM], shut], 1).clamp(self.lower_limit, self.upper_limit)
+        return torch.where(mask[:, None], self.with_joints(pose, closed), target)
+
+    def draw_robot(self):
+        """One of the robots for every environment (N,)."""
+        return (self.env.uniform(0.0, 1.0) * self.env.num_robots).long()
 
     # ---------------------------------------------------------------- putting objects down, letting go of them
 
@@ -191,17 +200,18 @@ class GraspSearch:
         high = torch.full_like(mask, self.held_states.names.index("high"), dtype=torch.long)
         qpos, target = self.held_states.draw(high, env.uniform(0.0, 1.0))
         self.engine.set_state(mask, qpos, torch.zeros_like(self.engine.qvel))
+        self.robot = self.palm_distances().argmin(1)  # the one that holds the object
         shut = self.lower(mask, target)
         self.keep("low", mask & self.rests_within(HELD_DISTANCE), shut)
-        away = env.draw_pose()
-        opened = torch.cat([shut[:, :NUM_ARM], self.hand_open.expand(env.num_envs, -1)], 1)
+        opened = torch.cat([self.joints_of(shut)[:, :NUM_ARM], self.hand_open.expand(env.num_envs, -1)], 1)
+        opened = self.with_joints(shut, opened)
+        away = self.with_joints(shut, self.joints_of(env.draw_pose()))
         target = self.release(OPENING, mask, shut, shut, opened)
         self.release(LEAVING, mask, target, opened, away)
 
     def lower(self, mask, target):
         """Lower the arms of mask (N,) bool until object or fingertips are at the table. Returns targets (N, J) rad."""
-        env = self.env
-        arm, hand = target.split([NUM_ARM, len(HAND_OPEN)], 1)
+        arm, hand = self.joints_of(target).split([NUM_ARM, len(HAND_OPEN)], 1)
         way = self.arm_high - self.arm_low
         from_low = arm - self.arm_low
         aside = from_low - (from_low @ way / (way @ way))[:, None] * way
@@ -209,12 +219,13 @@ class GraspSearch:
         arm_target = arm
         down = ~mask
         for step in range(LOWER_STEPS + SETTLE_STEPS):
-            lowest_tip = env.fingertips()[..., 2].amin(1)
+            lowest_tip = self.fingertips()[..., 2].amin(1)
             down = down | (self.gap() < TABLE_GAP) | (lowest_tip < scene.TABLE_TOP + TIP_GAP)
             lowered = arm + min((step + 1) / LOWER_STEPS, 1.0) * (lowest - arm)
             arm_target = torch.where(down[:, None], arm_target, lowered)
-            target = torch.cat([arm_target, hand], 1).clamp(env.joint_lower, env.joint_upper)
-            arm_target = target[:, :NUM_ARM]
+            joints = torch.cat([arm_target, hand], 1).clamp(self.lower_limit, self.upper_limit)
+            arm_target = joints[:, :NUM_ARM]
+            target = self.with_joints(target, joints)
             self.engine.step(target)
         return target
 
@@ -241,11 +252,15 @@ class GraspSearch:
         return target
 
     def spread_objects(self, share):
-        """Move objects that lie on the table a share of the way to where an original episode could begin."""
+        """Move objects that lie on the table a share of the way to where an original episode could begin.
+
+        With two arms, that is on the side where they lie.
+        """
         env = self.env
         start = env.object_start + env.uniform(-1.0, 1.0, 3) * env.start_range
         qpos = self.engine.qpos.clone()
         place = slice(env.num_joints, env.num_joints + 2)
+        start[:, 0] += env.start_side * qpos[:, env.num_joints].sign()
         qpos[:, place] += share * (start[:, :2] - qpos[:, place])
         self.engine.set_state(self.gap() < LAID_GAP, qpos, torch.zeros_like(self.engine.qvel))
 
@@ -267,9 +282,39 @@ class GraspSearch:
         return lowest - scene.TABLE_TOP
 
     def palm_centre(self):
-        """(N, 3) m."""
-        return self.engine.body_pos[:, 0] + rotate(self.engine.body_quat[:, 0], self.env.palm_offset)
+        """Of the robot that grasps (N, 3) m."""
+        return self.of_robot(self.palm_centres())
 
     def palm_distance(self):
-        """From the palm's centre to the object's (N,) m."""
-        return (self.engine.body_pos[:, OBJECT] - self.palm_centre()).norm(dim=1)
+        """From the centre of that palm to the object's (N,) m."""
+        return self.of_robot(self.palm_distances())
+
+    def fingertips(self):
+        """Of the robot that grasps (N, 4, 3) m."""
+        return self.of_robot(self.env.fingertips().unflatten(1, (self.env.num_robots, FINGERS)))
+
+    def palm_centres(self):
+        """(N, M, 3) m."""
+        env = self.env
+        rotation = self.engine.body_quat[:, env.palms]
+        return self.engine.body_pos[:, env.palms] + rotate(rotation, env.palm_offset)
+
+    def palm_distances(self):
+        """From the palms' centres to the object's (N, M) m."""
+        return (self.engine.body_pos[:, OBJECT, None] - self.palm_centres()).norm(dim=2)
+
+    # ---------------------------------------------------------------- the robot that grasps
+
+    def of_robot(self, values):
+        """Its part (N, ...) of values (N, M, ...)."""
+        return values[torch.arange(self.env.num_envs, device=values.device), self.robot]
+
+    def joints_of(self, values):
+        """Its part (N, R) of values (N, J)."""
+        return self.of_robot(values.unflatten(1, (self.env.num_robots, JOINTS_PER_ROBOT)))
+
+    def with_joints(self, values, joints):
+        """values (N, J) with its part replaced by joints (N, R)."""
+        parts = values.unflatten(1, (self.env.num_robots, JOINTS_PER_ROBOT)).clone()
+        parts[torch.arange(self.env.num_envs, device=values.device), self.robot] = joints
+        return parts.flatten(1)

@@ -21,6 +21,7 @@ from envs.tasks.allegro_kuka import (
 )
 from envs.tasks.allegro_kuka_grasp_search import GraspSearch, HeldStates
 from envs.tasks.allegro_kuka_relative_targets import RelativeHandTargets
+from envs.tasks.allegro_kuka_two_arms import AllegroKukaTwoArmsRegrasping
 
 UNSOLVED = 0.01  # added to shares in weights, so that kinds that were never solved are still tried
 RECENT = 500.0  # goals over which successes are averaged
@@ -107,7 +108,7 @@ def count_in(share, kind, ended, reached):
 
 
 class HeldStarts:
-    """Mixin for tasks with one arm, named before the task: training goals begin with one of `starts`.
+    """Mixin for tasks of the family, named before the task: training goals begin with one of `starts`.
 
     Each environment has held states of its own object, which are found in the first step of a training. They are part
     of the state that is saved. A task may have another table of starts, search or way to bring goals nearer.
@@ -266,3 +267,7 @@ class AllegroKukaThrowHeldStarts(HeldStarts, RelativeHandTargets, AllegroKukaThr
 
 class AllegroKukaReorientationHeldStarts(HeldStarts, RelativeHandTargets, AllegroKukaReorientation):
     """AllegroKukaReorientation with held starts and relative hand targets."""
+
+
+class AllegroKukaTwoArmsRegraspingHeldStarts(HeldStarts, RelativeHandTargets, AllegroKukaTwoArmsRegrasping):
+    """AllegroKukaTwoArmsRegrasping with held starts and relative targets. Either arm may hold the object."""
