@@ -22,7 +22,7 @@ import evaluate
 from benchmarks.scripts.help import HelpFormatter
 from envs.rotations import conjugate, rotate
 from envs.tasks.allegro_kuka import LIFT_OFFSET, LIFT_THRESHOLD, NEAR_FACTOR, OBJECT, AllegroKukaBase
-from envs.tasks.allegro_kuka_held_starts import STARTS, HeldStarts
+from envs.tasks.allegro_kuka_held_starts import THROW_STARTS, HeldStarts
 from envs.terminal import needs_output
 
 REACH = 0.02  # m
@@ -42,8 +42,8 @@ def begin(env, start):
         return env.reset(), torch.ones(env.num_envs, dtype=torch.bool)
     env.find_held_states()
     env.reset()
-    kind = [each.name for each in STARTS].index(start)
-    has_some = env.held_states.has(start)
+    kind = [each.name for each in env.starts].index(start)
+    has_some = env.held_states.has(env.starts[kind].held)
     env.begin_with(has_some, torch.full_like(env.kind, kind))
     return env.observe(), has_some
 
@@ -91,7 +91,7 @@ def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=HelpFormatter)
     parser.add_argument("run", help="a run's folder or a policy's")
     parser.add_argument("--episodes", type=int, default=256, help="one in each environment")
-    starts = [start.name for start in STARTS if start.first]
+    starts = [start.name for start in THROW_STARTS if start.first]
     parser.add_argument("--start", choices=starts, default="original", help="how episodes begin")
     parser.add_argument("--seed", type=int, default=1_000_000, help="random seed")
     args = parser.parse_args(argv)
@@ -102,7 +102,8 @@ def main(argv=None):
     term_rows = []
     for actions in ("sampled", "mean"):
         env = evaluate.make_env(saved, args.episodes, args.seed, "auto", "cpu")
-        if not isinstance(env, AllegroKukaBase if args.start == "original" else HeldStarts):
+        starts = [start.name for start in env.starts] if isinstance(env, HeldStarts) else ["original"]
+        if not isinstance(env, AllegroKukaBase) or args.start not in starts:
             parser.error(f"{args.run}: of {saved['args']['env_id']}, which has no such episodes")
         agent = evaluate.make_agent(saved, script, env, "cpu")
         torch.manual_seed(args.seed)

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 
 from envs.models import allegro_kuka_scene as scene
+from envs.rotations import multiply, rotate
 from envs.tasks.allegro_kuka import (
     NEAR_FACTOR,
     OBJECT,
@@ -39,26 +40,31 @@ class Start(NamedTuple):
     factor: float = 1.0  # of its weight; highest for what evaluations begin with
     first: bool = True  # whether an episode's first goal may begin so
     later: bool = True  # whether the goal after a success may
-    held: bool = False  # whether it is one of the held states of this name
+    held: str = ""  # the kind of held states that it is one of
     lifted: bool = False  # whether the object counts as lifted, without the bonus, and the goal is brought nearer
+    apart: float = 1.0  # the largest share of the way to that goal that is left
     back_to: float = 1.0  # where the robot is put on the way from a start pose, 0, to where it was, 1
 
 
 # From the task's end back to its beginning. How the held ones come about: allegro_kuka_grasp_search.py
 STARTS = (
-    Start("high", held=True, lifted=True),  # the object in the closed hand, in the air
-    Start("low", held=True),  # in the closed hand, at the table
-    Start("ajar", held=True),  # between fingers opened by up to a third
-    Start("half_open", held=True),  # by up to two thirds
-    Start("open", held=True),  # by more
-    Start("near", held=True),  # beneath the open hand, which is in the first third of the way to its usual pose
-    Start("halfway", held=True),  # in the second third
-    Start("far", held=True),  # in the last third
+    Start("high", held="high", lifted=True),  # the object in the closed hand, in the air
+    Start("low", held="low"),  # in the closed hand, at the table
+    Start("ajar", held="ajar"),  # between fingers opened by up to a third
+    Start("half_open", held="half_open"),  # by up to two thirds
+    Start("open", held="open"),  # by more
+    Start("near", held="near"),  # beneath the open hand, which is in the first third of the way to its usual pose
+    Start("halfway", held="halfway"),  # in the second third
+    Start("far", held="far"),  # in the last third
     Start("original", later=False, factor=3.0),  # as in the original task
     Start("home", first=False, back_to=0.0),  # the object on the table again, the robot near a start pose
     Start("midway", first=False, back_to=1.0 / 3.0, factor=0.2),  # farther from it
     Start("away", first=False, back_to=2.0 / 3.0, factor=0.2),  # nearly where it was
     Start("next", first=False, factor=0.15),  # where it was, as in the original task
+)
+THROW_STARTS = (
+    Start("above", held="high", lifted=True, apart=0.2),  # held high, nearly above the bucket: letting go is enough
+    *STARTS,
 )
 
 
@@ -111,7 +117,7 @@ class HeldStarts:
     """Mixin for tasks of the family, named before the task: training goals begin with one of `starts`.
 
     Each environment has held states of its own object, which are found in the first step of a training. They are part
-    of the state that is saved. A task may have another table of starts, search or way to bring goals nearer.
+    of the state that is saved. A task may have another table of starts, search, or way to bring goals nearer.
     """
 
     starts = STARTS
@@ -122,7 +128,7 @@ class HeldStarts:
     def __init__(self, num_envs, device, seed, engine="mujoco"):
         super().__init__(num_envs, device, seed, engine)
         names = [start.name for start in self.starts]
-        held = [start.name for start in self.starts if start.held]
+        held = list(dict.fromkeys(start.held for start in self.starts if start.held))
         num_qpos = self.engine.qpos.shape[1]
         self.held_states = HeldStates(held, num_envs, num_qpos, self.num_joints, self.device)
         self.start_curriculum = StartCurriculum(self.starts, num_envs, self.device)
@@ -130,10 +136,11 @@ class HeldStarts:
         # the table as tensors, (kinds,)
         self.may_be_first = self.constant([start.first for start in self.starts], torch.bool)
         self.may_be_later = self.constant([start.later for start in self.starts], torch.bool)
-        self.is_held = self.constant([start.held for start in self.starts], torch.bool)
+        self.is_held = self.constant([bool(start.held) for start in self.starts], torch.bool)
         self.is_lifted = self.constant([start.lifted for start in self.starts], torch.bool)
+        self.apart = self.constant([start.apart for start in self.starts])
         self.back_to = self.constant([start.back_to for start in self.starts])
-        held_index = [held.index(start.name) if start.held else 0 for start in self.starts]
+        held_index = [held.index(start.held) if start.held else 0 for start in self.starts]
         self.held_index = self.constant(held_index, torch.long)  # of a kind among the held states
 
     def reset(self):
@@ -181,7 +188,7 @@ class HeldStarts:
         self.target = torch.where(held[:, None], target, self.target)
         lifted = held & self.is_lifted[kind]
         self.lifted = torch.where(held, lifted, self.lifted)
-        self.bring_goal_nearer(lifted)
+        self.bring_nearer(lifted, self.uniform(0.0, 1.0) * self.apart[kind])
         self.closest_fingertip = torch.where(held[:, None], self.fingertip_distance(), self.closest_fingertip)
         keypoint_distance = self.keypoint_distance()
         self.closest_keypoint = torch.where(mask, keypoint_distance, self.closest_keypoint)
@@ -203,10 +210,10 @@ class HeldStarts:
         self.target = torch.where(mask[:, None], start.lerp(self.target, share), self.target)
         self.place_object(mask, qpos, qvel)
 
-    def bring_goal_nearer(self, mask):
-        """Move the goals of mask (N,) bool a random share of the way to the object."""
+    def bring_nearer(self, mask, share):
+        """Move the goals of mask (N,) bool towards the object, until share (N,) of the way is left."""
         position = self.engine.body_pos[:, OBJECT]
-        nearer = position + self.uniform(0.0, 1.0, 1) * (self.goal[:, :3] - position)
+        nearer = position.lerp(self.goal[:, :3], share[:, None])
         self.goal[:, :3] = torch.where(mask[:, None], nearer, self.goal[:, :3])
         self.engine.set_mocap(mask, self.goal[:, None])
 
@@ -232,8 +239,12 @@ class AllegroKukaRegraspingHeldStarts(HeldStarts, RelativeHandTargets, AllegroKu
 
 
 class AllegroKukaThrowHeldStarts(HeldStarts, RelativeHandTargets, AllegroKukaThrow):
-    """AllegroKukaThrow with held starts and relative hand targets. Buckets are brought beneath objects held high."""
+    """AllegroKukaThrow with held starts and relative hand targets.
 
+    Objects that are held high are swung towards their buckets, and these are brought towards beneath them.
+    """
+
+    starts = THROW_STARTS
     dropped = math.inf  # a thrown object leaves the hand
 
     def __init__(self, num_envs, device, seed, engine="mujoco"):
@@ -246,23 +257,58 @@ class AllegroKukaThrowHeldStarts(HeldStarts, RelativeHandTargets, AllegroKukaThr
         self.upright = self.constant((1.0, 0.0, 0.0, 0.0))
         self.table_centre = self.constant(scene.TABLE_POS)
         self.table_half = self.constant([edge / 2.0 for edge in self.layout.table_size])
+        self.base = self.constant(self.layout.positions[0])
+        self.drop_offset = self.constant((0.0, 0.0, DROP_HEIGHT))
 
-    def bring_goal_nearer(self, mask):
-        """Move the buckets of mask (N,) bool a random share of the way to beneath the object.
+    def bring_nearer(self, mask, share):
+        """Swing the arms of mask (N,) bool towards their buckets, and move these towards beneath the objects.
 
-        Those that would touch the robot or the table stay where they are.
+        Share (N,) of both ways is left. Where the bucket would then touch the robot or the table, nothing moves.
         """
-        beneath = self.engine.body_pos[:, OBJECT].clone()
-        beneath[:, 2] -= DROP_HEIGHT
-        nearer = beneath + self.uniform(0.0, 1.0, 1) * (self.goal[:, :3] - beneath)
-        shapes = self.clearance.shapes(self.engine.qpos[:, : self.num_joints])
-        centre = nearer + self.bucket_centre
+        goal = self.goal[:, :3]
+        position = self.engine.body_pos[:, OBJECT]
+        angle = (1.0 - share) * bearing_difference(position - self.base, goal - self.base)
+        qpos, target = self.swing(angle)
+        beneath = qpos[:, self.num_joints : self.num_joints + 3] - self.drop_offset
+        nearer = beneath.lerp(goal, share[:, None])
+        in_reach = (self.joint_lower[0] < target[:, 0]) & (target[:, 0] < self.joint_upper[0])
+        moved = mask & in_reach & self.bucket_is_clear(qpos, nearer)
+        rows = moved[:, None]
+        self.engine.set_state(moved, qpos, self.engine.qvel)
+        self.target = torch.where(rows, target, self.target)
+        self.goal[:, :3] = torch.where(rows, nearer, goal)
+        self.engine.set_mocap(moved, self.goal[:, None])
+
+    def swing(self, angle):
+        """The present qpos and targets (N, J) rad after a turn of arm, hand and object about the base's vertical axis.
+
+        angle (N,) rad
+        """
+        turn = self.zeros(4)
+        turn[:, 0] = (angle / 2.0).cos()
+        turn[:, 3] = (angle / 2.0).sin()
+        position = self.base + rotate(turn, self.engine.body_pos[:, OBJECT] - self.base)
+        quaternion = multiply(turn, self.engine.body_quat[:, OBJECT])
+        joints = self.engine.qpos[:, : self.num_joints].clone()
+        joints[:, 0] += angle  # the first joint turns about this axis
+        target = self.target.clone()
+        target[:, 0] += angle
+        return torch.cat([joints, position, quaternion], 1), target
+
+    def bucket_is_clear(self, qpos, goal):
+        """Whether buckets at `goal` (N, 3) m would be clear of the table and of robots at qpos (N,) bool."""
+        centre = goal + self.bucket_centre
         size = self.num_envs, -1
+        shapes = self.clearance.shapes(qpos[:, : self.num_joints])
         distance = self.clearance.distance(shapes, centre, self.upright.expand(*size), self.bucket_half.expand(*size))
         in_table = ((centre - self.table_centre).abs() < self.table_half + self.bucket_half).all(1)
-        moved = mask & (distance > BUCKET_CLEARANCE) & ~in_table
-        self.goal[:, :3] = torch.where(moved[:, None], nearer, self.goal[:, :3])
-        self.engine.set_mocap(moved, self.goal[:, None])
+        return (distance > BUCKET_CLEARANCE) & ~in_table
+
+
+def bearing_difference(start, end):
+    """The angle (N,) in [-pi, pi) about the z axis from the vectors start (N, 3) to end (N, 3)."""
+    angle = torch.atan2(end[:, 1], end[:, 0]) - torch.atan2(start[:, 1], start[:, 0])
+    return (angle + torch.pi).remainder(2.0 * torch.pi) - torch.pi
 
 
 class AllegroKukaReorientationHeldStarts(HeldStarts, RelativeHandTargets, AllegroKukaReorientation):

@@ -11,7 +11,14 @@ import envs
 from envs.models import allegro_kuka_scene as scene
 from envs.tasks import allegro_kuka as task
 from envs.tasks.allegro_kuka_grasp_search import HAND_OPEN, LAID_GAP, LEAVING, OPENING, GraspSearch
-from envs.tasks.allegro_kuka_held_starts import DROP_HEIGHT, PATIENCE, STARTS, HeldStarts, StartCurriculum
+from envs.tasks.allegro_kuka_held_starts import (
+    DROP_HEIGHT,
+    PATIENCE,
+    STARTS,
+    AllegroKukaThrowHeldStarts,
+    HeldStarts,
+    StartCurriculum,
+)
 
 REGRASPING = "AllegroKukaRegraspingHeldStarts"
 REORIENTATION = "AllegroKukaReorientationHeldStarts"
@@ -70,8 +77,9 @@ def make(start="high", env_id=REGRASPING):
     env = envs.make(env_id, 24, training=True)
     env.load_state_dict(searched(env_id)[0])
     env.reset()
-    has_some = env.held_states.has(start)
-    env.begin_with(EVERYWHERE, torch.where(has_some, NAMES.index(start), NAMES.index("original")))
+    names = [each.name for each in env.starts]
+    has_some = env.held_states.has(env.starts[names.index(start)].held)
+    env.begin_with(EVERYWHERE, torch.where(has_some, names.index(start), names.index("original")))
     env.episode_step.zero_()
     return env, has_some
 
@@ -283,20 +291,55 @@ def beneath(env):
     return env.engine.body_pos[:, task.OBJECT] - torch.tensor([0.0, 0.0, DROP_HEIGHT])
 
 
-def test_buckets_come_nearer_but_touch_neither_robot_nor_table():
-    env, held = make("high", THROW)
+def bearing(position):
+    """Of position (N, 3) m as seen from the arm's base (N,) rad."""
+    x, y, _ = (position - torch.tensor(scene.ONE_ARM.positions[0])).unbind(1)
+    return torch.atan2(y, x)
+
+
+def way_of_angle(start, end):
+    """From start to end (N,) rad, the shorter way round."""
+    return torch.atan2((end - start).sin(), (end - start).cos())
+
+
+@pytest.mark.parametrize("start, apart", [("above", 0.2), ("high", 1.0)])
+def test_held_objects_swing_towards_buckets_that_come_nearer_and_touch_neither_robot_nor_table(start, apart):
+    env, held = make(start, THROW)
+    kind = [each.name for each in env.starts].index(start)
     shares = []
+    all_moved = torch.zeros(24)
     for _ in range(20):
+        before = {}
+
+        def bring_nearer(mask, share, before=before):
+            before["share"] = share
+            before["goal"] = env.goal[:, :3].clone()
+            before["position"] = env.engine.body_pos[:, task.OBJECT].clone()
+            before["qpos"] = env.engine.qpos.clone()
+            before["ahead"] = env.target - env.engine.qpos[:, :23]
+            before["distance"] = env.fingertip_distance()
+            AllegroKukaThrowHeldStarts.bring_nearer(env, mask, share)
+
         env.set_goal(EVERYWHERE)
-        before = env.goal[:, :3].clone()
-        env.begin_with(held, torch.full((24,), NAMES.index("high")))
-        moved = (env.goal[:, :3] != before).any(1)
+        env.bring_nearer = bring_nearer
+        env.begin_with(held, torch.full((24,), kind))
+        del env.bring_nearer
+        share = before["share"]
+        position = env.engine.body_pos[:, task.OBJECT]
+        moved = (env.goal[:, :3] != before["goal"]).any(1)
         assert not moved[~held].any()
-        way = before - beneath(env)
-        part = env.goal[:, :3] - beneath(env)
-        share = (part * way).sum(1) / (way * way).sum(1)
-        torch.testing.assert_close(part[moved], (share[:, None] * way)[moved], atol=1e-5, rtol=0.0)
+        torch.testing.assert_close(env.engine.qpos[~moved], before["qpos"][~moved])
+        whole = way_of_angle(bearing(before["position"]), bearing(before["goal"]))
+        way = way_of_angle(bearing(before["position"]), bearing(position))
+        torch.testing.assert_close(way[moved], ((1.0 - share) * whole)[moved], atol=1e-4, rtol=0.0)
+        torch.testing.assert_close(position[:, 2], before["position"][:, 2])
+        nearer = beneath(env).lerp(before["goal"], share[:, None])
+        torch.testing.assert_close(env.goal[moved, :3], nearer[moved], atol=1e-5, rtol=0.0)
+        # in the hand it is where it was
+        torch.testing.assert_close(env.fingertip_distance(), before["distance"], atol=1e-4, rtol=0.0)
+        torch.testing.assert_close(env.target - env.engine.qpos[:, :23], before["ahead"])
         shares.append(share[moved])
+        all_moved += moved
         assert not env.engine.broken.any()
         for world in moved.nonzero().squeeze(1).tolist():
             data = contact_data(env, world)
@@ -306,8 +349,9 @@ def test_buckets_come_nearer_but_touch_neither_robot_nor_table():
             assert not bucket_in_table(env.goal[world, :3])
     shares = torch.cat(shares)
     assert shares.min() >= 0.0
-    assert shares.max() <= 1.0
-    assert shares.std() > 0.2
+    assert shares.max() <= apart
+    assert shares.std() > 0.2 * apart
+    assert (all_moved[held] / 20.0).mean() > 0.6
 
 
 def contact_data(env, world):
@@ -328,10 +372,8 @@ def bucket_in_table(goal):
 
 
 def test_an_object_that_is_let_go_above_a_bucket_falls_into_it_and_counts():
-    env, held = make("high", THROW)
-    env.goal[:, :3] = beneath(env)
-    env.engine.set_mocap(EVERYWHERE, env.goal[:, None])
-    above = held & ~torch.tensor([bucket_in_table(goal) for goal in env.goal[:, :3]])
+    env, held = make("above", THROW)
+    above = held & ((beneath(env) - env.goal[:, :3]).norm(dim=1) < 0.2)
     opened = env.target.clone()
     opened[:, task.NUM_ARM :] = torch.tensor(HAND_OPEN)
     caught = torch.zeros_like(above)
