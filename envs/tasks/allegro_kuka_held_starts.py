@@ -211,10 +211,14 @@ class HeldStarts:
         self.place_object(mask, qpos, qvel)
 
     def bring_nearer(self, mask, share):
-        """Move the goals of mask (N,) bool towards the object, until share (N,) of the way is left."""
-        position = self.engine.body_pos[:, OBJECT]
-        nearer = position.lerp(self.goal[:, :3], share[:, None])
-        self.goal[:, :3] = torch.where(mask[:, None], nearer, self.goal[:, :3])
+        """Move and turn the goals of mask (N,) bool towards the object, until share (N,) of the way is left."""
+        share = share[:, None]
+        position, rotation = self.goal.split([3, 4], 1)
+        position = self.engine.body_pos[:, OBJECT].lerp(position, share)
+        of_object = self.engine.body_quat[:, OBJECT]
+        shorter_way = torch.where((of_object * rotation).sum(1, keepdim=True) < 0.0, -rotation, rotation)
+        rotation = torch.nn.functional.normalize(of_object.lerp(shorter_way, share))
+        self.goal = torch.where(mask[:, None], torch.cat([position, rotation], 1), self.goal)
         self.engine.set_mocap(mask, self.goal[:, None])
 
     def lost(self, near, fingertip_distance):

@@ -244,8 +244,14 @@ def test_after_a_success_the_hand_is_on_its_way_back():
     torch.testing.assert_close(env.closest_keypoint, env.keypoint_distance())
 
 
-def test_what_is_held_high_is_lifted_and_its_goal_nearer():
-    env, held = make("high")
+def angle_between(a, b):
+    """Of the rotation from quaternions a to b (N, 4), which may have opposite signs (N,) rad."""
+    return 2.0 * (a * b).sum(1).abs().clamp(max=1.0).acos()
+
+
+@pytest.mark.parametrize("env_id", [REGRASPING, REORIENTATION])
+def test_what_is_held_high_is_lifted_and_its_goal_nearer(env_id):
+    env, held = make("high", env_id)
     env.training = False
     drawn = []
     env.draw_goal = lambda: drawn.append(type(env).draw_goal(env)) or drawn[-1]
@@ -257,6 +263,12 @@ def test_what_is_held_high_is_lifted_and_its_goal_nearer():
     share = way.norm(dim=1) / whole.norm(dim=1)
     torch.testing.assert_close(way, share[:, None] * whole)
     assert 0.0 < share.min() < 0.5 < share.max() < 1.0
+    rotation = env.engine.body_quat[held, task.OBJECT]
+    left = angle_between(rotation, env.goal[held, 3:])
+    turned = angle_between(env.goal[held, 3:], drawn[-1][held, 3:])
+    whole = angle_between(rotation, drawn[-1][held, 3:])
+    torch.testing.assert_close(left + turned, whole, atol=2e-3, rtol=0.0)  # no detour
+    torch.testing.assert_close(left / whole, share, atol=0.15, rtol=0.0)  # the angle is not quite linear in the share
     assert torch.equal(env.goal[~held], drawn[-1][~held])
 
 
