@@ -18,12 +18,12 @@ PER_AGENT = ("latents", "actor_logstd")  # parameters that have one row per agen
 def keep_first_agents(saved, num_agents):
     """Remove all but the first agents from an exported policy, in place.
 
-    num_agents: how many to keep. ValueError (one line) unless it is between 1 and the population's, and if the agents
-    do not share a network, as in pbt.py.
+    num_agents: how many to keep, from 1 to the population's number. ValueError (one line) for any other number, and for
+    a policy without latents, such as those of ppo.py and pbt.py.
     """
     agent = saved["learner"]["agent"]
     if "latents" not in agent:
-        raise ValueError(f"a policy of {saved['script']}.py has no latents; sapg.py, cpo.py and epo.py have")
+        raise ValueError(f"a policy of {saved['script']}.py has no latents; those of sapg.py, cpo.py and epo.py do")
     episodes = saved["rollout"][0]["episodes"]
     there = len(agent["latents"])
     if not 1 <= num_agents <= there:

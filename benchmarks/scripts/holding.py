@@ -102,8 +102,8 @@ def main(argv=None):
     term_rows = []
     for actions in ("sampled", "mean"):
         env = evaluate.make_env(saved, args.episodes, args.seed, "auto", "cpu")
-        starts = [start.name for start in env.starts] if isinstance(env, HeldStarts) else ["original"]
-        if not isinstance(env, AllegroKukaBase) or args.start not in starts:
+        possible = [start.name for start in env.starts] if isinstance(env, HeldStarts) else ["original"]
+        if not isinstance(env, AllegroKukaBase) or args.start not in possible:
             parser.error(f"{args.run}: of {saved['args']['env_id']}, which has no such episodes")
         agent = evaluate.make_agent(saved, script, env, "cpu")
         torch.manual_seed(args.seed)

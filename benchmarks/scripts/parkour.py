@@ -2,7 +2,7 @@
 
 Plays --episodes whole episodes of A1Parkour of each kind on each level, with mean actions (--sampled: with sampled
 ones), and prints three Markdown tables: the goals passed, of 8; the share of episodes in which all 8 were passed; and
-the share of steps without a reward, because the costs were as large as the gains.
+the share of an episode's steps without a reward, because the costs were at least as large as the gains.
 """
 
 import argparse
@@ -15,7 +15,6 @@ from envs.models.parkour_terrain import KINDS, NUM_GOALS, NUM_LEVELS
 from envs.terminal import needs_output
 
 
-@torch.no_grad()
 def play(env, player):
     """The first episode of every world: goals passed and the share of steps whose reward was 0, each (N,)."""
     obs = env.reset()

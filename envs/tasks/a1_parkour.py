@@ -213,6 +213,7 @@ class A1Parkour(VectorEnv):
             max_constraints=MAX_CONSTRAINTS,
         )
 
+        # the courses
         heights = np.stack([terrain.height_map(column) for column in columns])
         self.edges = self.constant(np.stack([terrain.edge_map(each) for each in heights]).ravel(), dtype=torch.bool)
         self.heights = self.constant(heights.ravel())  # m
@@ -222,7 +223,6 @@ class A1Parkour(VectorEnv):
         of_kind = np.array([[kind == each for kind in kinds] for each in terrain.KINDS])
         self.kind_mean = self.constant(of_kind / of_kind.sum(1, keepdims=True).clip(1))  # (kinds, N), times (N,)
         self.flat = self.constant([kind == "flat" for kind in kinds], dtype=torch.bool)
-        self.robot = self.constant([observed_dynamics(robots[i]) for i in world % NUM_ROBOTS])
         # Any ten worlds in a row have about all levels, so that an evaluation's few worlds, or an agent's, do too. 50
         # worlds have all kinds on all levels
         kind = world % len(terrain.KINDS)
@@ -232,12 +232,16 @@ class A1Parkour(VectorEnv):
         self.half_cell = self.constant([terrain.CELL / 2, 0.0])
         self.field_last = self.constant([terrain.FIELD_LENGTH - 1, 2 * terrain.FIELD_HALF_WIDTH - 1], dtype=torch.long)
         self.scan_points = self.constant([(x, y) for x in SCAN_X for y in SCAN_Y])
+
+        # the robots
+        self.robot = self.constant([observed_dynamics(robots[i]) for i in world % NUM_ROBOTS])
         self.world_axes = self.constant(np.eye(3))
         self.joint_default = self.constant(a1.DEFAULT_POSE)
         self.joint_lower = self.constant(a1.JOINT_LOWER)
         self.joint_upper = self.constant(a1.JOINT_UPPER)
         self.reward_weights = self.constant([a1.CONTROL_PERIOD * weight for weight in REWARD_WEIGHTS.values()])
 
+        # the state of the episodes
         self.level = self.zeros(dtype=torch.long)
         self.passed = self.zeros(dtype=torch.long)  # goals
         self.steps_at_goal = self.zeros(dtype=torch.long)

@@ -340,6 +340,11 @@ class AllegroKukaBase(VectorEnv):
         offset = rotate(self.engine.body_quat[:, self.tips], self.fingertip_offsets)
         return self.engine.body_pos[:, self.tips] + offset
 
+    def palm_centres(self):
+        """(N, M, 3) m."""
+        offset = rotate(self.engine.body_quat[:, self.palms], self.palm_offset)
+        return self.engine.body_pos[:, self.palms] + offset
+
     def keypoints(self):
         """Keypoints of the object and of the goal, each (N, K, 3) m."""
         body_pos = self.engine.body_pos[:, OBJECT]
@@ -365,7 +370,7 @@ class AllegroKukaBase(VectorEnv):
         engine = self.engine
         middle = (self.joint_upper + self.joint_lower) / 2.0
         span = self.joint_upper - self.joint_lower
-        palms = engine.body_pos[:, self.palms] + rotate(engine.body_quat[:, self.palms], self.palm_offset)
+        palms = self.palm_centres()
         fingertips = self.fingertips().unflatten(1, (self.num_robots, FINGERS))
         of_object, of_goal = self.keypoints()
         obs = [

@@ -10,7 +10,6 @@ from typing import NamedTuple
 import torch
 
 from envs.models import allegro_kuka_scene as scene
-from envs.rotations import rotate
 from envs.tasks.allegro_kuka import FINGERS, JOINTS_PER_ROBOT, NUM_ARM, OBJECT, half_height
 
 CAPACITY = 4  # S
@@ -126,6 +125,7 @@ class GraspSearch:
         self.held_states = held_states
         self.lower_limit = env.joint_lower[:JOINTS_PER_ROBOT]
         self.upper_limit = env.joint_upper[:JOINTS_PER_ROBOT]
+        self.worlds = torch.arange(env.num_envs, device=env.device)
         self.robot = env.zeros(dtype=torch.long)  # the one that grasps, in each environment
         self.arm_low = env.tensor(ARM_LOW)
         self.arm_high = env.tensor(ARM_HIGH)
@@ -167,8 +167,9 @@ class GraspSearch:
         env = self.env
         at_rest = torch.zeros_like(self.engine.qvel)
         far = env.tensor((0.0, 0.0, 3.0, 1.0, 0.0, 0.0, 0.0)).expand(env.num_envs, 7)  # the object touches nothing
-        self.robot = torch.where(mask, self.draw_robot(), self.robot)
-        pose = env.draw_pose()
+        any_robot = (env.uniform(0.0, 1.0) * env.num_robots).long()
+        self.robot = torch.where(mask, any_robot, self.robot)
+        pose = env.draw_pose()  # in which the robot waits that does not grasp
         too_low = mask
         for _ in range(POSE_DRAWS):
             arm = self.arm_low + env.uniform(*ARM_SHARE, 1) * (self.arm_high - self.arm_low)
@@ -186,10 +187,6 @@ class GraspSearch:
         shut = self.hand_shut + env.uniform(*EXTRA_CLOSING, len(HAND_SHUT))
         closed = torch.cat([self.joints_of(pose)[:, :NUM_ARM], shut], 1).clamp(self.lower_limit, self.upper_limit)
         return torch.where(mask[:, None], self.with_joints(pose, closed), target)
-
-    def draw_robot(self):
-        """One of the robots for every environment (N,)."""
-        return (self.env.uniform(0.0, 1.0) * self.env.num_robots).long()
 
     # ---------------------------------------------------------------- putting objects down, letting go of them
 
@@ -283,7 +280,7 @@ class GraspSearch:
 
     def palm_centre(self):
         """Of the robot that grasps (N, 3) m."""
-        return self.of_robot(self.palm_centres())
+        return self.of_robot(self.env.palm_centres())
 
     def palm_distance(self):
         """From the centre of that palm to the object's (N,) m."""
@@ -293,21 +290,15 @@ class GraspSearch:
         """Of the robot that grasps (N, 4, 3) m."""
         return self.of_robot(self.env.fingertips().unflatten(1, (self.env.num_robots, FINGERS)))
 
-    def palm_centres(self):
-        """(N, M, 3) m."""
-        env = self.env
-        rotation = self.engine.body_quat[:, env.palms]
-        return self.engine.body_pos[:, env.palms] + rotate(rotation, env.palm_offset)
-
     def palm_distances(self):
         """From the palms' centres to the object's (N, M) m."""
-        return (self.engine.body_pos[:, OBJECT, None] - self.palm_centres()).norm(dim=2)
+        return (self.engine.body_pos[:, OBJECT, None] - self.env.palm_centres()).norm(dim=2)
 
     # ---------------------------------------------------------------- the robot that grasps
 
     def of_robot(self, values):
         """Its part (N, ...) of values (N, M, ...)."""
-        return values[torch.arange(self.env.num_envs, device=values.device), self.robot]
+        return values[self.worlds, self.robot]
 
     def joints_of(self, values):
         """Its part (N, R) of values (N, J)."""
@@ -316,5 +307,5 @@ class GraspSearch:
     def with_joints(self, values, joints):
         """values (N, J) with its part replaced by joints (N, R)."""
         parts = values.unflatten(1, (self.env.num_robots, JOINTS_PER_ROBOT)).clone()
-        parts[torch.arange(self.env.num_envs, device=values.device), self.robot] = joints
+        parts[self.worlds, self.robot] = joints
         return parts.flatten(1)

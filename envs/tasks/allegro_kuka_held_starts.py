@@ -63,7 +63,7 @@ STARTS = (
     Start("next", first=False, factor=0.15),  # where it was, as in the original task
 )
 THROW_STARTS = (
-    Start("above", held="high", lifted=True, apart=0.2),  # held high, nearly above the bucket: letting go is enough
+    Start("above", held="high", lifted=True, apart=0.2),  # most above the bucket, where letting go is often enough
     *STARTS,
 )
 
@@ -245,7 +245,7 @@ class AllegroKukaRegraspingHeldStarts(HeldStarts, RelativeHandTargets, AllegroKu
 class AllegroKukaThrowHeldStarts(HeldStarts, RelativeHandTargets, AllegroKukaThrow):
     """AllegroKukaThrow with held starts and relative hand targets.
 
-    Objects that are held high are swung towards their buckets, and these are brought towards beneath them.
+    Arms that hold an object high are swung towards the bucket, and the bucket is moved to meet them, below the object.
     """
 
     starts = THROW_STARTS
@@ -265,9 +265,10 @@ class AllegroKukaThrowHeldStarts(HeldStarts, RelativeHandTargets, AllegroKukaThr
         self.drop_offset = self.constant((0.0, 0.0, DROP_HEIGHT))
 
     def bring_nearer(self, mask, share):
-        """Swing the arms of mask (N,) bool towards their buckets, and move these towards beneath the objects.
+        """Swing the arms of mask (N,) bool towards their buckets, and move these towards places below the objects.
 
-        Share (N,) of both ways is left. Where the bucket would then touch the robot or the table, nothing moves.
+        Share (N,) of both ways is left. Where the arm would leave its joint limits, or the bucket touch the robot or
+        the table, nothing moves.
         """
         goal = self.goal[:, :3]
         position = self.engine.body_pos[:, OBJECT]

@@ -1,4 +1,4 @@
-"""AllegroKuka with relative hand targets, ours: the hand's actions move its targets, as the arm's always do.
+"""AllegroKuka with relative hand targets, ours: the hand's actions move its targets, as the arm's do with one arm.
 
 With the original's absolute targets a new policy's mean action, 0, opens the hand. Here it keeps the hand as it is.
 """

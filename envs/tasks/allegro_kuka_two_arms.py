@@ -36,6 +36,11 @@ class AllegroKukaTwoArms(AllegroKukaBase):
 class AllegroKukaTwoArmsRegrasping(AllegroKukaTwoArms, AllegroKukaRegrasping):
     """Lift the object and hold its centre at a point in the air. After each success it is put back on the table."""
 
+    cpu_note = (
+        "no training on a CPU is known to have a success; in AllegroKukaTwoArmsRegraspingHeldStarts goals also begin "
+        "with the object in a hand"
+    )
+
 
 class AllegroKukaTwoArmsReorientation(AllegroKukaTwoArms, AllegroKukaReorientation):
     """Bring the object into a pose in the air. After each success a new pose follows; the object stays where it is."""

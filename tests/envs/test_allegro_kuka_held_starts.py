@@ -180,6 +180,7 @@ def test_a_search_that_finds_nothing_is_not_repeated_when_the_run_is_resumed():
 def test_a_goal_begins_with_the_object_in_the_hand_or_beneath_it(start, env_id):
     env, held = make(start, env_id)
     joints = env.num_joints
+    most = 0.9 if env_id == TWO_ARMS else 1.0  # a long object hangs over the table's edge and is in a finger's way
     index = HELD.index(start)
     assert torch.equal(env.kind, torch.where(held, NAMES.index(start), NAMES.index("original")))
     assert not env.engine.qvel[held].any()
@@ -187,7 +188,7 @@ def test_a_goal_begins_with_the_object_in_the_hand_or_beneath_it(start, env_id):
     assert (measured(env).palm_distance()[held] < reach).all()
     gap = measured(env).gap()[held]
     if start in ("high", "low", "ajar"):
-        assert (gap > -0.005).float().mean() > 0.9  # a long one may hang over the table's edge
+        assert (gap > -0.005).float().mean() >= most
     else:
         assert (gap < 0.01).all()
     assert (env.target[held, None] == env.held_states.target[held, index]).all(2).any(1).all()
@@ -195,7 +196,7 @@ def test_a_goal_begins_with_the_object_in_the_hand_or_beneath_it(start, env_id):
     if start == "open":
         assert (ahead > 0.05).float().mean() > 0.5
     if start in ("near", "halfway", "far"):
-        assert (ahead < 0.3).float().mean() > 0.9  # at rest; a long object may be in a finger's way
+        assert (ahead < 0.3).float().mean() >= most  # at rest
     if start == "far":
         place = (env.engine.body_pos[:, task.OBJECT] - env.object_start)[held]
         place[:, 0] -= env.start_side * place[:, 0].sign()
@@ -268,7 +269,7 @@ def test_what_is_held_high_is_lifted_and_its_goal_nearer(env_id):
     turned = angle_between(env.goal[held, 3:], drawn[-1][held, 3:])
     whole = angle_between(rotation, drawn[-1][held, 3:])
     torch.testing.assert_close(left + turned, whole, atol=2e-3, rtol=0.0)  # no detour
-    torch.testing.assert_close(left / whole, share, atol=0.15, rtol=0.0)  # the angle is not quite linear in the share
+    torch.testing.assert_close(left / whole, share, atol=0.06, rtol=0.0)  # the angle is not quite linear in the share
     assert torch.equal(env.goal[~held], drawn[-1][~held])
 
 
@@ -284,7 +285,7 @@ def test_what_is_held_stays_held_while_nothing_moves(start, env_id):
 def test_nobody_is_paid_for_a_lift_that_did_not_happen():
     env, high = make("high")
     env.training = False
-    env.reset_where(torch.arange(24) < 12)
+    env.reset_where(torch.arange(24) < 12)  # as in the original: most objects have states held high
     env.training = True
     high[:12] = False
     for _ in range(20):
@@ -350,6 +351,8 @@ def test_held_objects_swing_towards_buckets_that_come_nearer_and_touch_neither_r
         # in the hand it is where it was
         torch.testing.assert_close(env.fingertip_distance(), before["distance"], atol=1e-4, rtol=0.0)
         torch.testing.assert_close(env.target - env.engine.qpos[:, :23], before["ahead"])
+        assert (env.joint_lower[0] < env.target[moved, 0]).all()
+        assert (env.target[moved, 0] < env.joint_upper[0]).all()
         shares.append(share[moved])
         all_moved += moved
         assert not env.engine.broken.any()
@@ -385,7 +388,7 @@ def bucket_in_table(goal):
 
 def test_an_object_that_is_let_go_above_a_bucket_falls_into_it_and_counts():
     env, held = make("above", THROW)
-    above = held & ((beneath(env) - env.goal[:, :3]).norm(dim=1) < 0.2)
+    above = held & ((beneath(env) - env.goal[:, :3]).norm(dim=1) < 0.1)  # within the bucket's rim
     opened = env.target.clone()
     opened[:, task.NUM_ARM :] = torch.tensor(HAND_OPEN)
     caught = torch.zeros_like(above)

@@ -7,18 +7,24 @@ import envs
 from tests.envs.helpers import random_actions, started
 
 RELATIVE = "AllegroKukaRegraspingRelativeTargets"
-ENV_IDS = [RELATIVE, "AllegroKukaRegraspingHeldStarts", "AllegroKukaReorientationHeldStarts"]
+ENV_IDS = [
+    RELATIVE,
+    "AllegroKukaRegraspingHeldStarts",
+    "AllegroKukaReorientationHeldStarts",
+    "AllegroKukaTwoArmsRegraspingHeldStarts",
+]
 
 
 @pytest.mark.parametrize("env_id", ENV_IDS)
 def test_targets_are_relative_to_the_last_ones(env_id):
     env = started(env_id, 4)
+    joints = env.num_joints
     env.target = env.target.lerp((env.joint_lower + env.joint_upper) / 2.0, 0.5)
-    assert torch.equal(env.next_target(torch.zeros(4, 23)), env.target)
-    step = torch.tensor([5.0 * 0.01667] * 7 + [0.05] * 16)
-    torch.testing.assert_close(env.next_target(torch.full((4, 23), -0.5)), env.target - step)
-    env.target = env.joint_upper.expand(4, 23).clone()
-    assert torch.equal(env.next_target(torch.ones(4, 23)), env.target)
+    assert torch.equal(env.next_target(torch.zeros(4, joints)), env.target)
+    step = torch.tensor(([5.0 * 0.01667] * 7 + [0.05] * 16) * env.num_robots)
+    torch.testing.assert_close(env.next_target(torch.full((4, joints), -0.5)), env.target - step)
+    env.target = env.joint_upper.expand(4, joints).clone()
+    assert torch.equal(env.next_target(torch.ones(4, joints)), env.target)
 
 
 def test_the_observation_ends_with_how_far_targets_are_ahead():
