@@ -7,7 +7,7 @@ allegro_kuka.py. Shape letters as there.
 """
 
 import math
-from typing import NamedTuple
+from typing import NamedTuple, Tuple
 
 import torch
 
@@ -42,7 +42,7 @@ class Start(NamedTuple):
     later: bool = True  # whether the goal after a success may
     held: str = ""  # the kind of held states that it is one of
     lifted: bool = False  # whether the object counts as lifted, without the bonus, and the goal is brought nearer
-    apart: float = 1.0  # the largest share of the way to that goal that is left
+    apart: Tuple[float, float] = (0.0, 1.0)  # the share of the way to that goal that is left is drawn from this range
     back_to: float = 1.0  # where the robot is put on the way from a start pose, 0, to where it was, 1
 
 
@@ -62,9 +62,12 @@ STARTS = (
     Start("away", first=False, back_to=2.0 / 3.0, factor=0.2),  # nearly where it was
     Start("next", first=False, factor=0.15),  # where it was, as in the original task
 )
+# Of Throw, where a start held high is the harder, the farther the bucket is
 THROW_STARTS = (
-    Start("above", held="high", lifted=True, apart=0.2),  # most above the bucket, where letting go is often enough
-    *STARTS,
+    Start("above", held="high", lifted=True, apart=(0.0, 0.2)),  # most above the bucket: letting go is often enough
+    Start("beside", held="high", lifted=True, apart=(0.2, 0.5)),
+    Start("high", held="high", lifted=True, apart=(0.5, 1.0)),
+    *STARTS[1:],
 )
 
 
@@ -188,7 +191,8 @@ class HeldStarts:
         self.target = torch.where(held[:, None], target, self.target)
         lifted = held & self.is_lifted[kind]
         self.lifted = torch.where(held, lifted, self.lifted)
-        self.bring_nearer(lifted, self.uniform(0.0, 1.0) * self.apart[kind])
+        least, most = self.apart[kind].unbind(1)
+        self.bring_nearer(lifted, least + (most - least) * self.uniform(0.0, 1.0))
         self.closest_fingertip = torch.where(held[:, None], self.fingertip_distance(), self.closest_fingertip)
         keypoint_distance = self.keypoint_distance()
         self.closest_keypoint = torch.where(mask, keypoint_distance, self.closest_keypoint)
