@@ -17,20 +17,19 @@ from envs.terminal import needs_output
 
 def play(env, player):
     """The first episode of every world: goals passed and the share of steps whose reward was 0, each (N,)."""
-    obs = env.reset()
-    goals = torch.zeros(env.num_envs)
-    lengths = torch.zeros(env.num_envs)
-    unrewarded = torch.zeros(env.num_envs)
-    running = torch.ones(env.num_envs, dtype=torch.bool)
-    while running.any():
-        obs, reward, terminated, truncated, info = env.step(player.act(obs))
-        player.dones = (terminated | truncated)[None]
-        lengths += running
-        unrewarded += running & (reward == 0.0)
-        ends = running & info["episode"]["done"]
-        goals = torch.where(ends, info["episode"]["objective"], goals)
-        running &= ~ends
-    return goals, unrewarded / lengths
+    rewards = []
+    step = env.step
+
+    def recorded_step(action):
+        result = step(action)
+        rewards.append(result[1])
+        return result
+
+    env.step = recorded_step
+    _, lengths, goals = evaluate.play(env, player)
+    of_first_episode = torch.arange(len(rewards))[:, None] < lengths  # (steps, N)
+    unrewarded = (torch.stack(rewards) == 0.0) & of_first_episode
+    return goals, unrewarded.sum(0) / lengths
 
 
 def by_kind_and_level(env, values):

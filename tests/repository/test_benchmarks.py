@@ -328,13 +328,16 @@ def test_only_first_episodes_count():
     rewards = ((0.0, 1.0), (1.0, 0.0), (1.0, 1.0))
     ends = ((True, False), (False, False), (True, True))
     objectives = ((2.0, 3.0), (4.0, 5.0), (6.0, 7.0))
-    steps = iter(zip(torch.tensor(rewards), torch.tensor(ends), torch.tensor(objectives)))
+    lengths = ((1.0, 1.0), (1.0, 2.0), (2.0, 3.0))
+    steps = iter(zip(*map(torch.tensor, (rewards, ends, objectives, lengths))))
+    obs = torch.zeros(2, 1)
 
     def step(action):
-        reward, done, objective = next(steps)
-        return None, reward, done, torch.zeros(2, dtype=torch.bool), {"episode": {"done": done, "objective": objective}}
+        reward, done, objective, length = next(steps)
+        episode = {"done": done, "objective": objective, "length": length, "return": reward}
+        return obs, reward, done, torch.zeros(2, dtype=torch.bool), {"episode": episode}
 
-    env = types.SimpleNamespace(num_envs=2, reset=lambda: None, step=step)
+    env = types.SimpleNamespace(num_envs=2, reset=lambda: obs, step=step)
     goals, unrewarded = parkour.play(env, types.SimpleNamespace(act=lambda obs: None))
     assert goals.tolist() == [2.0, 7.0]
     assert unrewarded.tolist() == pytest.approx([1.0, 1.0 / 3.0])
