@@ -8,7 +8,7 @@ import math
 
 import torch
 
-from envs.rotations import rotation_matrix
+from envs.rotations import rotation_matrix, wrap_angle
 
 SINGULAR = 1e-4  # 1/kg and 1/(kg m^2): keeps the effective mass finite in singular poses; elsewhere an effect below 1 %
 
@@ -94,7 +94,7 @@ class OperationalSpaceController:
     def torque(self, displacement, velocity, joint_pos, joint_vel, link_pos, link_quat):
         """displacement (N, 6) m and rad, velocity (N, 6) of the hand, joints (N, J), links as above -> (N, J) N m."""
         jacobian, mass = self.dynamics(link_pos, link_quat)
-        error = torch.remainder(self.rest - joint_pos + math.pi, 2.0 * math.pi) - math.pi
+        error = wrap_angle(self.rest - joint_pos)
         posture = (self.rest_stiffness * error - self.rest_damping * joint_vel)[..., None]
         # J M^-1 J^T f + J posture = desired: the posture must not accelerate the hand
         desired = (self.stiffness * displacement - self.damping * velocity)[..., None] - jacobian @ posture

@@ -1,4 +1,4 @@
-"""Rotations as quaternions w, x, y, z of unit length, and as matrices."""
+"""Rotations as quaternions w, x, y, z of unit length, as matrices, and as angles."""
 
 import math
 
@@ -26,6 +26,11 @@ def rotate(quaternion, vector):
     xyz, vector = torch.broadcast_tensors(quaternion[..., 1:], vector)
     twice = 2.0 * torch.linalg.cross(xyz, vector)
     return vector + w * twice + torch.linalg.cross(xyz, twice)
+
+
+def wrap_angle(angle):
+    """The same angle in [-pi, pi)."""
+    return (angle + math.pi).remainder(2.0 * math.pi) - math.pi
 
 
 def rotation_matrix(quaternion):

@@ -17,7 +17,7 @@ from envs.base import VectorEnv
 from envs.engines import make_engine
 from envs.models import a1
 from envs.models import parkour_terrain as terrain
-from envs.rotations import conjugate, rotate
+from envs.rotations import conjugate, rotate, wrap_angle
 
 NUM_JOINTS = 12
 NUM_LEGS = 4
@@ -166,8 +166,7 @@ def draw_robots():
 
 def yaw_errors(vectors, yaw):
     """Angles (N, G) in [-pi, pi) from the heading yaw (N,) to the horizontal vectors (N, G, 2)."""
-    angle = torch.atan2(vectors[..., 1], vectors[..., 0]) - yaw[:, None]
-    return (angle + torch.pi).remainder(2.0 * torch.pi) - torch.pi
+    return wrap_angle(torch.atan2(vectors[..., 1], vectors[..., 0]) - yaw[:, None])
 
 
 def draw_command(uniform):

@@ -12,7 +12,7 @@ from typing import NamedTuple, Tuple
 import torch
 
 from envs.models import allegro_kuka_scene as scene
-from envs.rotations import multiply, rotate
+from envs.rotations import multiply, rotate, wrap_angle
 from envs.tasks.allegro_kuka import (
     NEAR_FACTOR,
     OBJECT,
@@ -62,7 +62,7 @@ STARTS = (
     Start("away", first=False, back_to=2.0 / 3.0, factor=0.2),  # nearly where it was
     Start("next", first=False, factor=0.15),  # where it was, as in the original task
 )
-# Of Throw, where a start held high is the harder, the farther the bucket is
+# Of Throw, where a start held high is harder the farther away the bucket is
 THROW_STARTS = (
     Start("above", held="high", lifted=True, apart=(0.0, 0.2)),  # most above the bucket: letting go is often enough
     Start("beside", held="high", lifted=True, apart=(0.2, 0.5)),
@@ -281,7 +281,9 @@ class AllegroKukaThrowHeldStarts(HeldStarts, RelativeHandTargets, AllegroKukaThr
         beneath = qpos[:, self.num_joints : self.num_joints + 3] - self.drop_offset
         nearer = beneath.lerp(goal, share[:, None])
         in_reach = (self.joint_lower[0] < target[:, 0]) & (target[:, 0] < self.joint_upper[0])
-        moved = mask & in_reach & self.bucket_is_clear(qpos, nearer)
+        moved = mask & in_reach
+        candidates = moved.nonzero().squeeze(1)  # few: as in draw_clear_start, distances for all would take longer
+        moved[candidates] = self.bucket_is_clear(qpos[candidates], nearer[candidates])
         rows = moved[:, None]
         self.engine.set_state(moved, qpos, self.engine.qvel)
         self.target = torch.where(rows, target, self.target)
@@ -305,9 +307,9 @@ class AllegroKukaThrowHeldStarts(HeldStarts, RelativeHandTargets, AllegroKukaThr
         return torch.cat([joints, position, quaternion], 1), target
 
     def bucket_is_clear(self, qpos, goal):
-        """Whether buckets at `goal` (N, 3) m would be clear of the table and of robots at qpos (N,) bool."""
+        """Whether buckets at `goal` (R, 3) m would be clear of the table and of robots at qpos (R, nq): (R,) bool."""
         centre = goal + self.bucket_centre
-        size = self.num_envs, -1
+        size = len(goal), -1
         shapes = self.clearance.shapes(qpos[:, : self.num_joints])
         distance = self.clearance.distance(shapes, centre, self.upright.expand(*size), self.bucket_half.expand(*size))
         in_table = ((centre - self.table_centre).abs() < self.table_half + self.bucket_half).all(1)
@@ -316,8 +318,7 @@ class AllegroKukaThrowHeldStarts(HeldStarts, RelativeHandTargets, AllegroKukaThr
 
 def bearing_difference(start, end):
     """The angle (N,) in [-pi, pi) about the z axis from the vectors start (N, 3) to end (N, 3)."""
-    angle = torch.atan2(end[:, 1], end[:, 0]) - torch.atan2(start[:, 1], start[:, 0])
-    return (angle + torch.pi).remainder(2.0 * torch.pi) - torch.pi
+    return wrap_angle(torch.atan2(end[:, 1], end[:, 0]) - torch.atan2(start[:, 1], start[:, 0]))
 
 
 class AllegroKukaReorientationHeldStarts(HeldStarts, RelativeHandTargets, AllegroKukaReorientation):

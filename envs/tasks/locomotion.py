@@ -10,7 +10,7 @@ from envs.base import VectorEnv
 from envs.engines import make_engine
 from envs.models import ant, humanoid
 from envs.models.walker import CONTROL_PERIOD, SUBSTEPS
-from envs.rotations import rotation_matrix
+from envs.rotations import rotation_matrix, wrap_angle
 
 # MuJoCo Warp's buffers per world. Legs that moved at random made 8.9 contacts on average and 49 rows of constraints at
 # most.
@@ -20,11 +20,6 @@ TARGET_X = 1000.0  # m; the target is the point (1000, 0), which is out of reach
 POSE_NOISE = 0.2  # rad, half width of the uniform noise at a reset
 VELOCITY_NOISE = 0.1  # rad/s, half width of the uniform noise at a reset
 REWARD_TERMS = ("progress", "alive", "upright", "heading", "action", "energy", "limits")
-
-
-def wrap(angle):
-    """The same angle in [-pi, pi)."""
-    return (angle + torch.pi).remainder(2.0 * torch.pi) - torch.pi
 
 
 class LocomotionBase(VectorEnv):
@@ -143,7 +138,7 @@ class LocomotionBase(VectorEnv):
             qpos[:, 2:3],
             (qvel[:, None, :3] @ axes)[:, 0],
             self.angular_velocity_scale * qvel[:, 3:6],
-            torch.stack([yaw, roll, wrap(to_target - yaw), axes[:, 2, 2], self.heading(axes)], 1),
+            torch.stack([yaw, roll, wrap_angle(to_target - yaw), axes[:, 2, 2], self.heading(axes)], 1),
             self.joint_position(),
             self.joint_velocity_scale * qvel[:, 6:],
             *self.joint_force(),
