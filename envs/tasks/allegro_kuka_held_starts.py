@@ -6,7 +6,6 @@ the mixin that begins goals with them; allegro_kuka_grasp_search.py finds the he
 allegro_kuka.py. Shape letters as there.
 """
 
-import math
 from typing import NamedTuple, Tuple
 
 import torch
@@ -28,7 +27,10 @@ UNSOLVED = 0.01  # added to shares in weights, so that kinds that were never sol
 RECENT = 500.0  # goals over which successes are averaged
 BACK_RANGE = 1.0 / 3.0  # a robot that is moved back is put between back_to and back_to + BACK_RANGE of the way
 PATIENCE = 200  # control steps since a goal was set, after which a training episode ends
-DROPPED = 0.2  # m that all fingertips are farther from the object than at best: beyond it a training episode ends
+# m that the nearest fingertip is farther from the object than the nearest one has been: beyond it a training episode
+# ends, unless the object is in flight
+DROPPED = 0.2
+AT_REST = 0.1  # m/s, below which a thrown object is not in flight
 DROP_HEIGHT = 0.3  # m of a held object's centre above the goal in a bucket beneath it; the rim is halfway
 BUCKET_CLEARANCE = 0.05  # m between the robot and a bucket that is brought nearer
 
@@ -125,7 +127,6 @@ class HeldStarts:
 
     starts = STARTS
     search = GraspSearch
-    dropped = DROPPED  # m
     cpu_note = ""
 
     def __init__(self, num_envs, device, seed, engine="mujoco"):
@@ -226,8 +227,13 @@ class HeldStarts:
         self.engine.set_mocap(mask, self.goal[:, None])
 
     def lost(self, near, fingertip_distance):
-        farther = (fingertip_distance - self.closest_fingertip).amin(1)
-        return super().lost(near, fingertip_distance) | (self.training & (farther > self.dropped))
+        farther = fingertip_distance.amin(1) - self.closest_fingertip.amin(1)
+        dropped = (farther > DROPPED) & ~self.in_flight(near)
+        return super().lost(near, fingertip_distance) | (self.training & dropped)
+
+    def in_flight(self, near):
+        """Whether an object that has left the hand may still reach its goal (N,) bool. near (N,) bool."""
+        return torch.zeros_like(near)
 
     def given_up(self):
         return self.training & (self.episode_step >= PATIENCE)
@@ -253,7 +259,6 @@ class AllegroKukaThrowHeldStarts(HeldStarts, RelativeHandTargets, AllegroKukaThr
     """
 
     starts = THROW_STARTS
-    dropped = math.inf  # a thrown object leaves the hand
 
     def __init__(self, num_envs, device, seed, engine="mujoco"):
         super().__init__(num_envs, device, seed, engine)
@@ -267,6 +272,11 @@ class AllegroKukaThrowHeldStarts(HeldStarts, RelativeHandTargets, AllegroKukaThr
         self.table_half = self.constant([edge / 2.0 for edge in self.layout.table_size])
         self.base = self.constant(self.layout.positions[0])
         self.drop_offset = self.constant((0.0, 0.0, DROP_HEIGHT))
+
+    def in_flight(self, near):
+        above = self.engine.body_pos[:, OBJECT, 2] > self.goal[:, 2]
+        moving = self.engine.body_linvel[:, OBJECT].norm(dim=1) > AT_REST
+        return near | (above & moving)
 
     def bring_nearer(self, mask, share):
         """Swing the arms of mask (N,) bool towards their buckets, and move these towards places below the objects.
