@@ -23,7 +23,7 @@ from envs.tasks.allegro_kuka_grasp_search import GraspSearch, HeldStates
 from envs.tasks.allegro_kuka_relative_targets import RelativeHandTargets
 from envs.tasks.allegro_kuka_two_arms import AllegroKukaTwoArmsRegrasping
 
-UNSOLVED = 0.01  # added to shares in weights, so that kinds that were never solved are still tried
+UNSOLVED = 0.002  # added to shares in weights, so that kinds that were never solved are still tried
 RECENT = 500.0  # goals over which successes are averaged
 BACK_RANGE = 1.0 / 3.0  # a robot that is moved back is put between back_to and back_to + BACK_RANGE of the way
 PATIENCE = 200  # control steps since a goal was set, after which a training episode ends
@@ -31,6 +31,7 @@ PATIENCE = 200  # control steps since a goal was set, after which a training epi
 # ends, unless the object is in flight
 DROPPED = 0.2
 AT_REST = 0.1  # m/s, below which a thrown object is not in flight
+HOLDING_STEPS = 30  # near a goal in Reorientation's training; if one step is enough, nobody learns to hold the object
 DROP_HEIGHT = 0.3  # m of a held object's centre above the goal in a bucket beneath it; the rim is halfway
 BUCKET_CLEARANCE = 0.05  # m between the robot and a bucket that is brought nearer
 
@@ -43,14 +44,15 @@ class Start(NamedTuple):
     first: bool = True  # whether an episode's first goal may begin so
     later: bool = True  # whether the goal after a success may
     held: str = ""  # the kind of held states that it is one of
-    lifted: bool = False  # whether the object counts as lifted, without the bonus, and the goal is brought nearer
-    apart: Tuple[float, float] = (0.0, 1.0)  # the share of the way to that goal that is left is drawn from this range
+    lifted: bool = False  # whether the object counts as lifted, without the bonus
+    apart: Tuple[float, float] = (1.0, 1.0)  # the share of the way to the goal that is left is drawn from this range
     back_to: float = 1.0  # where the robot is put on the way from a start pose, 0, to where it was, 1
 
 
-# From the task's end back to its beginning. How the held ones come about: allegro_kuka_grasp_search.py
+# From the task's end back to its beginning. A number in a name is the share of the way to the goal that is left, in
+# percent, at most. How the held ones come about: allegro_kuka_grasp_search.py
 STARTS = (
-    Start("high", held="high", lifted=True),  # the object in the closed hand, in the air
+    Start("high", held="high", lifted=True, apart=(0.0, 1.0)),  # the object in the closed hand, in the air
     Start("low", held="low"),  # in the closed hand, at the table
     Start("ajar", held="ajar"),  # between fingers opened by up to a third
     Start("half_open", held="half_open"),  # by up to two thirds
@@ -66,10 +68,22 @@ STARTS = (
 )
 # Of Throw, where a start held high is harder the farther away the bucket is
 THROW_STARTS = (
-    Start("above", held="high", lifted=True, apart=(0.0, 0.2)),  # most above the bucket: letting go is often enough
-    Start("beside", held="high", lifted=True, apart=(0.2, 0.5)),
-    Start("high", held="high", lifted=True, apart=(0.5, 1.0)),
+    Start("high_20", held="high", lifted=True, apart=(0.0, 0.2)),  # mostly above the bucket, where letting go is enough
+    Start("high_40", held="high", lifted=True, apart=(0.2, 0.4)),
+    Start("high_60", held="high", lifted=True, apart=(0.4, 0.6)),
+    Start("high_80", held="high", lifted=True, apart=(0.6, 0.8)),
+    Start("high", held="high", lifted=True, apart=(0.8, 1.0)),
     *STARTS[1:],
+)
+# Of Reorientation, where the object stays in the hand after a success
+REORIENTATION_STARTS = (
+    Start("high_40", later=False, held="high", lifted=True, apart=(0.0, 0.4)),
+    Start("high_70", later=False, held="high", lifted=True, apart=(0.4, 0.7)),
+    Start("high", later=False, held="high", lifted=True, apart=(0.7, 1.0)),
+    *(start._replace(later=False) for start in STARTS[1:9]),
+    Start("next_40", first=False, apart=(0.0, 0.4)),
+    Start("next_70", first=False, apart=(0.4, 0.7)),
+    Start("next", first=False),
 )
 
 
@@ -190,10 +204,9 @@ class HeldStarts:
         qpos, target = self.held_states.draw(self.held_index[kind], self.uniform(0.0, 1.0))
         self.engine.set_state(held, qpos, torch.zeros_like(self.engine.qvel))
         self.target = torch.where(held[:, None], target, self.target)
-        lifted = held & self.is_lifted[kind]
-        self.lifted = torch.where(held, lifted, self.lifted)
+        self.lifted = torch.where(held, self.is_lifted[kind], self.lifted)
         least, most = self.apart[kind].unbind(1)
-        self.bring_nearer(lifted, least + (most - least) * self.uniform(0.0, 1.0))
+        self.bring_nearer(mask & (least < 1.0), least + (most - least) * self.uniform(0.0, 1.0))
         self.closest_fingertip = torch.where(held[:, None], self.fingertip_distance(), self.closest_fingertip)
         keypoint_distance = self.keypoint_distance()
         self.closest_keypoint = torch.where(mask, keypoint_distance, self.closest_keypoint)
@@ -243,7 +256,7 @@ class HeldStarts:
         metrics = super().metrics()
         metrics.update({f"solved_from_{start.name}": share for start, share in zip(self.starts, shares)})
         for start, share in zip(self.starts, self.start_curriculum.moved_share.clone()):
-            if start.lifted:  # its goals are brought nearer
+            if start.apart[0] < 1.0:  # its goals are brought nearer
                 metrics[f"moved_from_{start.name}"] = share
         return metrics
 
@@ -332,7 +345,13 @@ def bearing_difference(start, end):
 
 
 class AllegroKukaReorientationHeldStarts(HeldStarts, RelativeHandTargets, AllegroKukaReorientation):
-    """AllegroKukaReorientation with held starts and relative hand targets."""
+    """AllegroKukaReorientation with held starts and relative hand targets. In training, goals have to be held."""
+
+    starts = REORIENTATION_STARTS
+
+    @property
+    def success_steps(self):
+        return HOLDING_STEPS if self.training else AllegroKukaReorientation.success_steps
 
 
 class AllegroKukaTwoArmsRegraspingHeldStarts(HeldStarts, RelativeHandTargets, AllegroKukaTwoArmsRegrasping):
