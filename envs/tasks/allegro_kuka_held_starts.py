@@ -27,11 +27,14 @@ UNSOLVED = 0.002  # added to shares in weights, so that kinds that were never so
 RECENT = 500.0  # goals over which successes are averaged
 BACK_RANGE = 1.0 / 3.0  # a robot that is moved back is put between back_to and back_to + BACK_RANGE of the way
 PATIENCE = 200  # control steps since a goal was set, after which a training episode ends
-# m that the nearest fingertip is farther from the object than the nearest one has been: beyond it a training episode
-# ends, unless the object is in flight
+# m by which the distance of the nearest fingertip may exceed the smallest so far. Beyond that a training episode ends,
+# unless a thrown object is in flight
 DROPPED = 0.2
+GRAVITY = 9.81  # m/s^2
 AT_REST = 0.1  # m/s, below which a thrown object is not in flight
-HOLDING_STEPS = 30  # near a goal in Reorientation's training; if one step is enough, nobody learns to hold the object
+HOLDING_STEPS = (
+    30  # near a goal in Reorientation's training; if one step is enough, no policy learns to hold the object
+)
 DROP_HEIGHT = 0.3  # m of a held object's centre above the goal in a bucket beneath it; the rim is halfway
 BUCKET_CLEARANCE = 0.05  # m between the robot and a bucket that is brought nearer
 
@@ -49,8 +52,8 @@ class Start(NamedTuple):
     back_to: float = 1.0  # where the robot is put on the way from a start pose, 0, to where it was, 1
 
 
-# From the task's end back to its beginning. A number in a name is the share of the way to the goal that is left, in
-# percent, at most. How the held ones come about: allegro_kuka_grasp_search.py
+# From the task's end back to its beginning. The number in a name is the largest share of the way to the goal that is
+# left, in percent. How the held ones come about: allegro_kuka_grasp_search.py
 STARTS = (
     Start("high", held="high", lifted=True, apart=(0.0, 1.0)),  # the object in the closed hand, in the air
     Start("low", held="low"),  # in the closed hand, at the table
@@ -80,7 +83,7 @@ REORIENTATION_STARTS = (
     Start("high_40", later=False, held="high", lifted=True, apart=(0.0, 0.4)),
     Start("high_70", later=False, held="high", lifted=True, apart=(0.4, 0.7)),
     Start("high", later=False, held="high", lifted=True, apart=(0.7, 1.0)),
-    *(start._replace(later=False) for start in STARTS[1:9]),
+    *(start._replace(later=False) for start in STARTS[1:] if start.first),
     Start("next_40", first=False, apart=(0.0, 0.4)),
     Start("next_70", first=False, apart=(0.4, 0.7)),
     Start("next", first=False),
@@ -136,7 +139,7 @@ class HeldStarts:
     """Mixin for tasks of the family, named before the task: training goals begin with one of `starts`.
 
     Each environment has held states of its own object, which are found in the first step of a training. They are part
-    of the state that is saved. A task may have another table of starts, search, or way to bring goals nearer.
+    of the state that is saved. A task may override the table of starts, the search, `bring_nearer` and `in_flight`.
     """
 
     starts = STARTS
@@ -245,7 +248,7 @@ class HeldStarts:
         return super().lost(near, fingertip_distance) | (self.training & dropped)
 
     def in_flight(self, near):
-        """Whether an object that has left the hand may still reach its goal (N,) bool. near (N,) bool."""
+        """Whether an object far from the hand has not been dropped (N,) bool; only in Throw. near (N,) bool."""
         return torch.zeros_like(near)
 
     def given_up(self):
@@ -287,9 +290,10 @@ class AllegroKukaThrowHeldStarts(HeldStarts, RelativeHandTargets, AllegroKukaThr
         self.drop_offset = self.constant((0.0, 0.0, DROP_HEIGHT))
 
     def in_flight(self, near):
-        above = self.engine.body_pos[:, OBJECT, 2] > self.goal[:, 2]
-        moving = self.engine.body_linvel[:, OBJECT].norm(dim=1) > AT_REST
-        return near | (above & moving)
+        velocity = self.engine.body_linvel[:, OBJECT]
+        rise = velocity[:, 2].clamp(min=0.0).square() / (2.0 * GRAVITY)
+        high_enough = self.engine.body_pos[:, OBJECT, 2] + rise > self.goal[:, 2]
+        return near | (high_enough & (velocity.norm(dim=1) > AT_REST))
 
     def bring_nearer(self, mask, share):
         """Swing the arms of mask (N,) bool towards their buckets, and move these towards places below the objects.
@@ -345,7 +349,7 @@ def bearing_difference(start, end):
 
 
 class AllegroKukaReorientationHeldStarts(HeldStarts, RelativeHandTargets, AllegroKukaReorientation):
-    """AllegroKukaReorientation with held starts and relative hand targets. In training, goals have to be held."""
+    """AllegroKukaReorientation with held starts and relative hand targets. In training, goals need HOLDING_STEPS."""
 
     starts = REORIENTATION_STARTS
 
