@@ -570,8 +570,8 @@ def test_the_documents_commands_run(monkeypatch):
 
 
 def test_ppo_balances_the_pole():
-    """A random policy's episodes return 2; four seeds ended between 489 and 491 of 500."""
-    flags = "--no-cuda --env-id Cartpole --num-envs 128 --num-minibatches 2 --total-timesteps 120_000"
+    """A random policy's episodes return 2; four seeds ended between 477 and 495 of 500."""
+    flags = "--no-cuda --env-id Cartpole --num-envs 128 --num-minibatches 2 --total-timesteps 200_000"
     ppo.main(f"{flags} --learning-rate 1e-3".split())
     returns = [event.value for event in scalars(the_run(), "charts/episodic_return")]
     assert returns[0] < 50.0
