@@ -46,6 +46,8 @@ class Args:
     """agents to score or film; none: the leader, of PBT the best"""
     best: bool = False
     """add the best agent: all play 16 episodes, then the best four 100"""
+    tolerance: Optional[float] = None
+    """AllegroKuka: metres within which an object has to be at its goal; unset: what training has reached"""
     # Simulation
     seed: int = 1_000_000
     """random seed of the environments and the action noise"""
@@ -92,6 +94,16 @@ def copy_curriculum(env, saved):
     """Put the curriculum of the environments where training left it."""
     for name in getattr(env, "curriculum", ()):
         getattr(env, name).copy_(saved["rollout"][0]["env"][name])
+
+
+def set_tolerance(saved, tolerance):
+    """Replace the tolerance that training has reached by another one, in metres."""
+    curriculum = saved["rollout"][0]["env"]
+    if "tolerance" not in curriculum:
+        harness.refuse("--tolerance", tolerance, f"{saved['args']['env_id']} has no tolerance that training changes")
+    if not tolerance > 0.0:
+        harness.refuse("--tolerance", tolerance, "must be above 0")
+    curriculum["tolerance"].fill_(tolerance)
 
 
 def can_render(env):
@@ -293,6 +305,8 @@ def main(argv=None):
         harness.refuse("--episodes", args.episodes, "must be at least 1")
     device = "cuda" if args.cuda and torch.cuda.is_available() else "cpu"
     saved, script = load(args.run)
+    if args.tolerance is not None:
+        set_tolerance(saved, args.tolerance)
     last = num_agents_of(saved) - 1
     for k in args.agents:
         if not 0 <= k <= last:

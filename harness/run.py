@@ -91,6 +91,7 @@ class Run:
     def check_finite(self, iteration: int, tensors: Dict[str, torch.Tensor]) -> None:
         """Raises FloatingPointError with the name of the first tensor (name -> tensor) that is not finite.
 
+        All of them are then in the run's folder, as nan_dump.pt; of several processes rank 0 alone writes its own.
         Tensors may be empty. In the first iteration it also warns of rewards that are too small to learn from.
         """
         if iteration == 1:
@@ -99,6 +100,8 @@ class Run:
         extremes = torch.stack([x for tensor in not_empty for x in tensor.aminmax()])  # NaN where any is
         if not extremes.isfinite().all():
             first = next(name for name, tensor in tensors.items() if not tensor.isfinite().all())
+            if distributed.RANK == 0:
+                torch.save(tensors, os.path.join(self.folder, "nan_dump.pt"))
             raise FloatingPointError(
                 f"iteration {iteration}: {first} not finite; the last checkpoint, if there is one, is from before"
             )

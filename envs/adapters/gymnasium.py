@@ -65,9 +65,11 @@ def make_for_films(name):
     drawing = {"render_mode": "rgb_array"}
     try:
         with construction():
-            return gymnasium.make(name, **drawing), drawing, ""
+            drawn = gymnasium.make(name, **drawing)
     except UnsupportedError as error:
         return env, {}, f'with the render mode "rgb_array": {error}'
+    env.close()
+    return drawn, drawing, ""
 
 
 def find_frame_rate(env):

@@ -33,8 +33,7 @@ CONFIGURATIONS = {
 }
 # How the ids of tasks begin that reset before the physics of a step and count successes. The others reset after it.
 DEXTEROUS = ("AllegroHand", "AllegroKuka", "ShadowHand")
-SUCCESS_REWARD = {"FrankaCubePush": 2.0, "FrankaCubeStack": 15.0}  # an episode whose last reward is higher succeeded
-FITNESS_FLOOR = {"Ant": 10.0, "Anymal": 4.0, "FrankaCubePush": 0.1, "FrankaCubeStack": 0.1, "Humanoid": 10.0}
+FITNESS_FLOOR = {"Ant": 10.0, "Anymal": 4.0, "Humanoid": 10.0}
 
 simulation = {}  # at most one: (env id, num_envs, device) -> the task
 
@@ -101,7 +100,6 @@ class IsaacGym(Adapter):
     def __init__(self, env_id, num_envs, device, seed, training=False):
         super().__init__(num_envs, device, seed)
         self.task = find_simulation(env_id, num_envs, device, seed)
-        self.env_id = env_id
         self.adapts = training  # whether the task may tighten its tolerance
         self.num_obs = int(self.task.num_obs)
         self.num_actions = int(self.task.num_actions)
@@ -109,7 +107,6 @@ class IsaacGym(Adapter):
         self.fitness_floor = FITNESS_FLOOR.get(env_id, 1.0)
         self.dexterous = env_id.startswith(DEXTEROUS)
         self.obs = torch.zeros(num_envs, self.num_obs, device=self.device)
-        self.reward = torch.zeros(num_envs, device=self.device)
         self.extras = {}
         if env_id.startswith("AllegroKuka"):
             self.curriculum = ("tolerance",)  # m; named as in envs/tasks
@@ -138,7 +135,6 @@ class IsaacGym(Adapter):
             ends = ends & ~resetting
             self.episode_length -= resetting.long()
         self.obs = obs
-        self.reward = reward
         if self.dexterous and self.task.max_consecutive_successes:  # all goals reached: not a failure
             time_outs = time_outs | (self.successes() >= self.task.max_consecutive_successes)
         return reward, ends & ~time_outs, ends & time_outs
@@ -149,8 +145,6 @@ class IsaacGym(Adapter):
     def objective(self):
         if self.dexterous:
             return self.successes()
-        if self.env_id in SUCCESS_REWARD:
-            return (self.reward > SUCCESS_REWARD[self.env_id]).float()
         return self.episode_return
 
     def metrics(self):

@@ -64,8 +64,8 @@ def half_height(quaternion, edges):
     return (up.abs() * edges).sum(1) / 2.0
 
 
-def relative_targets(target, action, lower, upper):
-    """Next joint targets (rad) of one robot. target, action (N, 23), limits (23,) -> (N, 23).
+def next_joint_targets(target, action, lower, upper):
+    """The next joint targets (rad) of one robot. target, action (N, 23), limits (23,) -> (N, 23).
 
     The action of the arm is relative to its last target, not to the measured angle. That of the hand is absolute.
     """
@@ -250,7 +250,7 @@ class AllegroKukaBase(VectorEnv):
 
     def next_target(self, action):
         """The next joint targets (N, J) rad, from the present ones and action (N, J)."""
-        return relative_targets(self.target, action, self.joint_lower, self.joint_upper)
+        return next_joint_targets(self.target, action, self.joint_lower, self.joint_upper)
 
     def lost(self, near, fingertip_distance):
         """Whether the object is out of reach (N,) bool. near (N,) bool, fingertip_distance (N, F) m."""

@@ -32,9 +32,8 @@ PATIENCE = 200  # control steps since a goal was set, after which a training epi
 DROPPED = 0.2
 GRAVITY = 9.81  # m/s^2
 AT_REST = 0.1  # m/s, below which a thrown object is not in flight
-HOLDING_STEPS = (
-    30  # near a goal in Reorientation's training; if one step is enough, no policy learns to hold the object
-)
+# Steps near a goal for a success in Reorientation's training: if one is enough, no policy learns to hold the object
+HOLDING_STEPS = 30
 DROP_HEIGHT = 0.3  # m of a held object's centre above the goal in a bucket beneath it; the rim is halfway
 BUCKET_CLEARANCE = 0.05  # m between the robot and a bucket that is brought nearer
 

@@ -379,6 +379,10 @@ def test_a_reward_that_is_not_a_number_stops_the_run_with_its_name(script, monke
     saved = checkpoint(the_run())
     assert saved["iteration"] == 2
     assert is_finite(saved["learner"]["agent"])
+    dump = torch.load(the_run() / "nan_dump.pt", weights_only=True)
+    assert dump["rewards"][:, 1].isnan().any()
+    assert dump["rewards"][:, 0].isfinite().all()
+    assert {"observations", "final_obs", "losses/policy_loss"} <= dump.keys()
 
 
 @pytest.mark.parametrize("script", OWN, ids=lambda script: script.__name__)

@@ -286,6 +286,15 @@ def test_an_evaluation_begins_whole_episodes_with_the_curriculum_of_training():
     assert not env.shortened.any()
 
 
+def test_an_evaluation_at_another_tolerance(monkeypatch, evaluated):
+    run = train(ppo, "--env-id AllegroKukaRegrasping --total-timesteps 1024")
+    monkeypatch.setattr(envs.find_class("AllegroKukaRegrasping"), "max_episode_steps", 5)
+    played = []
+    monkeypatch.setattr(evaluate, "play", lambda env, *args, play=evaluate.play: played.append(env) or play(env, *args))
+    evaluated(run, "--episodes 2 --tolerance 0.03")
+    assert [env.tolerance.item() for env in played] == pytest.approx([0.03, 0.03])  # sampled and mean actions
+
+
 # ---------------------------------------------------------------- films
 
 
@@ -381,6 +390,8 @@ def test_a_film_of_a_task_that_cannot_be_drawn(capsys):
         ("orphan.pt", "run orphan.pt: "),
         ("RUN --episodes 0", "--episodes 0: "),
         ("RUN --engine isaacgym", "task Cartpole on engine isaacgym: "),
+        ("RUN --tolerance 0.01", "--tolerance 0.01: Cartpole "),
+        ("hand.pt --tolerance 0", "--tolerance 0.0: must be above 0"),
         ("RUN --video film.avi", "--video film.avi: "),
         ("RUN --video nowhere/film.gif", "--video nowhere/film.gif: "),
     ],
@@ -388,6 +399,9 @@ def test_a_film_of_a_task_that_cannot_be_drawn(capsys):
 def test_bad_input(flags, start, capsys):
     run = train(sapg, "--env-id Cartpole --total-timesteps 1024")
     torch.save({**checkpoint(pathlib.Path(run)), "script": "lost"}, "orphan.pt")  # there is no lost.py
+    saved = checkpoint(pathlib.Path(run))
+    saved["rollout"][0]["env"]["tolerance"] = torch.tensor(0.075)
+    torch.save(saved, "hand.pt")
     before = sorted(pathlib.Path().rglob("*"))
     assert refused(evaluate, f"{flags.replace('RUN', run)} --no-cuda", capsys).startswith(start)
     assert sorted(pathlib.Path().rglob("*")) == before
