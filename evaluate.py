@@ -150,7 +150,7 @@ def step_limit(saved):
 
     A policy may be so good that it never loses, and an environment need not have a time limit.
     """
-    lengths = saved["rollout"][0]["episodes"]["means"][1]  # of each agent's latest; NaN: none has finished
+    lengths = saved["rollout"][0]["episodes"]["means"][harness.LENGTH]  # of each agent's latest; NaN: none has finished
     return max(MAX_STEPS, int(10.0 * lengths.nan_to_num(0.0).max().item()))
 
 

@@ -437,7 +437,8 @@ class Page:
         if choice == "leader":
             return self.script.Agent.leader
         if choice == BEST:
-            objectives = self.saved["rollout"][0]["episodes"]["means"][2]  # NaN where no episode has ended
+            means = self.saved["rollout"][0]["episodes"]["means"]
+            objectives = means[harness.OBJECTIVE]  # NaN where no episode has ended
             return objectives.nan_to_num(-math.inf).argmax().item()
         return int(choice.split()[1])
 

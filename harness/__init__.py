@@ -5,7 +5,7 @@ from harness.checkpoints import checkpoint_file, load_checkpoint, policy_file, r
 from harness.diagnostics import LineageStats, diagnose, population_scalars
 from harness.distributed import WORLD_SIZE, average, average_gradients, broadcast, from_rank_0, mean_and_std, moments
 from harness.distributed import share
-from harness.environments import EpisodeStatistics, make_env, share_curriculum
+from harness.environments import LENGTH, OBJECTIVE, EpisodeStatistics, make_env, share_curriculum
 from harness.errors import refuse
 from harness.fitness import FitnessTracker
 from harness.flags import parse_args

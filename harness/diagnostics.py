@@ -7,6 +7,7 @@ import torch
 from torch.distributions import kl_divergence
 
 from harness import distributed
+from harness.environments import OBJECTIVE
 
 MAX_LOG_RATIO = 20.0  # as in the scripts, which define their own so that each is whole; a test compares them
 MAX_SHOWN = 9  # agents in the KL matrix
@@ -74,7 +75,9 @@ def importance_log_ratios(agent, rows, num_minibatches):
 def importance_statistics(log_ratios, num_agents):
     """log_ratios (T, N) of the leader to who acted -> mean |1 - w| of each (A,); ESS / (T N) (CPO Table 2, Eq. 5)."""
     w = log_ratios.double().exp()
-    return (1 - w).abs().view(len(w), num_agents, -1).mean((0, 2)), w.sum() ** 2 / w.square().sum() / w.numel()
+    deviation = (1 - w).abs().view(len(w), num_agents, -1).mean((0, 2))
+    effective_sample_size = w.sum() ** 2 / w.square().sum()
+    return deviation, effective_sample_size / w.numel()
 
 
 def kl_matrix(agent, rows, agents, num_agents):
@@ -100,7 +103,7 @@ def kl_image(kls):
 
 def population_scalars(agent, episodes):
     """The agents' objectives beside the leader's, and how far their latents, if they have any, are from its own."""
-    objectives = episodes.means[2]
+    objectives = episodes.means[OBJECTIVE]
     latents = getattr(agent, "latents", torch.zeros(1, 0))
     leader = getattr(agent, "leader", 0)
     return {

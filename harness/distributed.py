@@ -105,7 +105,9 @@ def average_gradients(module):
 def moments(x):
     """Mean and variance over the rows of x (B, *shape) in all processes (*shape), and the number of rows, W B."""
     means, variances = of_each(torch.stack([x.mean(0), x.var(0, unbiased=False)])).unbind(1)
-    return means.mean(0), (variances + (means - means.mean(0)) ** 2).mean(0), WORLD_SIZE * len(x)
+    mean = means.mean(0)
+    variance = (variances + (means - mean) ** 2).mean(0)
+    return mean, variance, WORLD_SIZE * len(x)
 
 
 def mean_and_std(x):

@@ -41,6 +41,12 @@ def share_curriculum(env):
     distributed.share([getattr(env, name) for name in getattr(env, "curriculum", ())])
 
 
+# Rows of what is kept of episodes
+RETURN = 0
+LENGTH = 1
+OBJECTIVE = 2
+
+
 class EpisodeStatistics(nn.Module):
     """Return, length and objective of the episodes that finish, per agent."""
 
@@ -49,7 +55,7 @@ class EpisodeStatistics(nn.Module):
         super().__init__()
         self.leader = leader
         self.register_buffer("counts", torch.zeros(num_envs, device=device))  # of this iteration's episodes
-        self.register_buffer("sums", torch.zeros(3, num_envs, device=device))  # of return, length, objective
+        self.register_buffer("sums", torch.zeros(3, num_envs, device=device))  # rows as above
         self.register_buffer("means", torch.full((3, num_agents), math.nan, device=device))  # of its latest episodes
         self.register_buffer("ages", torch.zeros(num_agents, device=device))  # iterations since these
 
@@ -74,9 +80,9 @@ class EpisodeStatistics(nn.Module):
             "charts/episodic_return": episodic_return,
             "charts/episodic_length": length,
             "charts/objective": objective,
-            "charts/leader_return": self.means[0, self.leader],
-            "charts/leader_objective": self.means[2, self.leader],
+            "charts/leader_return": self.means[RETURN, self.leader],
+            "charts/leader_objective": self.means[OBJECTIVE, self.leader],
             "charts/leader_episodes": counts[self.leader],
             "charts/leader_age": self.ages[self.leader],
-            "charts/best_agent_objective": self.means[2].nan_to_num(-math.inf).max(),
+            "charts/best_agent_objective": self.means[OBJECTIVE].nan_to_num(-math.inf).max(),
         }

@@ -14,6 +14,7 @@ import torch
 
 from harness import distributed
 from harness.checkpoints import VERSION, load_network, restore, save_checkpoint, state_of
+from harness.environments import OBJECTIVE
 from harness.film import film_agent
 from harness.folder import create_folder, lock_folder
 from harness.log import Log
@@ -133,7 +134,7 @@ class Run:
             )
             if self.args.capture_video and not (self.unsaved or self.stopping):
                 # Where nobody leads: the best in training, because evaluations of all would hold the training up
-                objectives = self.rollout["episodes"].means[2].nan_to_num(-math.inf)
+                objectives = self.rollout["episodes"].means[OBJECTIVE].nan_to_num(-math.inf)
                 agent = getattr(self.learner["agent"], "leader", objectives.argmax().item())
                 film = film_agent(self.folder, agent, self.args.device)
                 if film:

@@ -241,12 +241,13 @@ def _expand(batch, models, fields=None):
     Raises ValueError for what worlds cannot have of their own, such as a mesh.
     """
     which = np.arange(batch.nsim) % len(models)
-    options = [model.opt for model in models]
-    for prefix, parts, types in (("", models, ()), ("opt.", options, (int,))):
-        for name in dir(parts[0]):
-            if fields and name not in fields:
-                continue
-            if isinstance(getattr(parts[0], name), (float, np.ndarray, *types)):
+
+    def expand(prefix, parts, types):
+        for name in fields or dir(parts[0]):
+            if isinstance(getattr(parts[0], name, None), types):
                 values = np.array([getattr(part, name) for part in parts])
                 if (values != values[0]).any():
                     batch.expand(prefix + name)[:] = values[which]
+
+    expand("", models, (float, np.ndarray))
+    expand("opt.", [model.opt for model in models], (float, int, np.ndarray))

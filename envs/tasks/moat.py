@@ -76,7 +76,10 @@ def draw_moat(position):
         return torch.where(((value < 0.0) & (p0 > PLATEAU_STARTS[0]))[..., None], water, low + share * (high - low))
 
     def values(p0, p1, rest):
-        return moat_value(torch.stack([p0, p1, *rest.expand(*p0.shape, 2).unbind(-1)], -1).view(-1, 4)).view(p0.shape)
+        p2 = rest[0].expand_as(p0)
+        p3 = rest[1].expand_as(p0)
+        points = torch.stack([p0, p1, p2, p3], -1)
+        return moat_value(points.view(-1, 4)).view(p0.shape)
 
     height, p0 = torch.meshgrid(torch.linspace(20.0, -9.0, 280), torch.linspace(-1.0, 5.0, 640), indexing="ij")
     ground = values(p0, torch.zeros_like(p0), torch.zeros(2))
