@@ -30,6 +30,7 @@ PATIENCE = 200  # control steps since a goal was set, after which a training epi
 # m by which the distance of the nearest fingertip may exceed the smallest so far. Beyond that a training episode ends,
 # unless a thrown object is in flight
 DROPPED = 0.2
+WHOLE_TURN = (100.0, 100.0)  # success distances: farther than a turn can carry a corner of an object
 GRAVITY = 9.81  # m/s^2
 AT_REST = 0.1  # m/s, below which a thrown object is not in flight
 # Steps near a goal for a success in Reorientation's training: if one is enough, no policy learns to hold the object
@@ -48,11 +49,11 @@ class Start(NamedTuple):
     held: str = ""  # the kind of held states that it is one of
     lifted: bool = False  # whether the object counts as lifted, without the bonus
     apart: Tuple[float, float] = (1.0, 1.0)  # the share of the way to the goal that is left is drawn from this range
+    turn: Tuple[float, float] = WHOLE_TURN  # how far the turn to the goal carries the corners, in success distances
     back_to: float = 1.0  # where the robot is put on the way from a start pose, 0, to where it was, 1
 
 
-# From the task's end back to its beginning. The number in a name is the largest share of the way to the goal that is
-# left, in percent. How the held ones come about: allegro_kuka_grasp_search.py
+# From the task's end back to its beginning. How the held ones come about: allegro_kuka_grasp_search.py
 STARTS = (
     Start("high", held="high", lifted=True, apart=(0.0, 1.0)),  # the object in the closed hand, in the air
     Start("low", held="low"),  # in the closed hand, at the table
@@ -68,7 +69,8 @@ STARTS = (
     Start("away", first=False, back_to=2.0 / 3.0, factor=0.2),  # nearly where it was
     Start("next", first=False, factor=0.15),  # where it was, as in the original task
 )
-# Of Throw, where a start held high is harder the farther away the bucket is
+# Of Throw, where a start held high is harder the farther away the bucket is. The number in a name is the largest share
+# of the way to the goal that is left, in percent
 THROW_STARTS = (
     Start("high_20", held="high", lifted=True, apart=(0.0, 0.2)),  # mostly above the bucket, where letting go is enough
     Start("high_40", held="high", lifted=True, apart=(0.2, 0.4)),
@@ -77,14 +79,19 @@ THROW_STARTS = (
     Start("high", held="high", lifted=True, apart=(0.8, 1.0)),
     *STARTS[1:],
 )
-# Of Reorientation, where the object stays in the hand after a success
+# Of Reorientation, where the object stays in the hand after a success. The tolerance is so large that an object in the
+# right place need not be turned if that would carry its corners less far than the success distance. A number in a name
+# is the end of `turn`, in percent. Turning is learned with objects held high, and lifting does not wait for it
 REORIENTATION_STARTS = (
-    Start("high_40", later=False, held="high", lifted=True, apart=(0.0, 0.4)),
-    Start("high_70", later=False, held="high", lifted=True, apart=(0.4, 0.7)),
-    Start("high", later=False, held="high", lifted=True, apart=(0.7, 1.0)),
-    *(start._replace(later=False) for start in STARTS[1:] if start.first),
-    Start("next_40", first=False, apart=(0.0, 0.4)),
-    Start("next_70", first=False, apart=(0.4, 0.7)),
+    Start("high_100", later=False, held="high", lifted=True, apart=(0.0, 1.0), turn=(0.0, 1.0)),
+    Start("high_125", later=False, held="high", lifted=True, apart=(0.0, 1.0), turn=(1.0, 1.25)),
+    Start("high_150", later=False, held="high", lifted=True, apart=(0.0, 1.0), turn=(1.25, 1.5)),
+    Start("high", later=False, held="high", lifted=True, apart=(0.0, 1.0)),
+    *(start._replace(later=False, turn=(0.0, 1.0)) for start in STARTS[1:] if start.held),
+    Start("original", later=False, factor=3.0),
+    Start("next_100", first=False, turn=(0.0, 1.0)),
+    Start("next_125", first=False, turn=(1.0, 1.25)),
+    Start("next_150", first=False, turn=(1.25, 1.5)),
     Start("next", first=False),
 )
 
@@ -159,6 +166,7 @@ class HeldStarts:
         self.is_held = self.constant([bool(start.held) for start in self.starts], torch.bool)
         self.is_lifted = self.constant([start.lifted for start in self.starts], torch.bool)
         self.apart = self.constant([start.apart for start in self.starts])
+        self.turn = self.constant([start.turn for start in self.starts])
         self.back_to = self.constant([start.back_to for start in self.starts])
         held_index = [held.index(start.held) if start.held else 0 for start in self.starts]
         self.held_index = self.constant(held_index, torch.long)  # of a kind among the held states
@@ -209,6 +217,7 @@ class HeldStarts:
         self.lifted = torch.where(held, self.is_lifted[kind], self.lifted)
         least, most = self.apart[kind].unbind(1)
         self.bring_nearer(mask & (least < 1.0), least + (most - least) * self.uniform(0.0, 1.0))
+        self.turn_nearer(mask)
         self.closest_fingertip = torch.where(held[:, None], self.fingertip_distance(), self.closest_fingertip)
         keypoint_distance = self.keypoint_distance()
         self.closest_keypoint = torch.where(mask, keypoint_distance, self.closest_keypoint)
@@ -231,15 +240,13 @@ class HeldStarts:
         self.place_object(mask, qpos, qvel)
 
     def bring_nearer(self, mask, share):
-        """Move and turn the goals of mask (N,) bool towards the object, until share (N,) of the way is left."""
-        share = share[:, None]
-        position, rotation = self.goal.split([3, 4], 1)
-        position = self.engine.body_pos[:, OBJECT].lerp(position, share)
-        of_object = self.engine.body_quat[:, OBJECT]
-        shorter_way = torch.where((of_object * rotation).sum(1, keepdim=True) < 0.0, -rotation, rotation)
-        rotation = torch.nn.functional.normalize(of_object.lerp(shorter_way, share))
-        self.goal = torch.where(mask[:, None], torch.cat([position, rotation], 1), self.goal)
+        """Move the goals of mask (N,) bool towards the object, until share (N,) of the way is left."""
+        nearer = self.engine.body_pos[:, OBJECT].lerp(self.goal[:, :3], share[:, None])
+        self.goal[:, :3] = torch.where(mask[:, None], nearer, self.goal[:, :3])
         self.engine.set_mocap(mask, self.goal[:, None])
+
+    def turn_nearer(self, mask):
+        """Turn the goals of mask (N,) bool towards the object, as far as their kinds say; only in Reorientation."""
 
     def lost(self, near, fingertip_distance):
         farther = fingertip_distance.amin(1) - self.closest_fingertip.amin(1)
@@ -347,10 +354,35 @@ def bearing_difference(start, end):
     return wrap_angle(torch.atan2(end[:, 1], end[:, 0]) - torch.atan2(start[:, 1], start[:, 0]))
 
 
+def turn_part_way(start, end, share):
+    """The rotation (N, 4) between start and end (N, 4) that carries every point share (N,) as far from start as end.
+
+    A rotation by the angle a carries a point 2 r sin(a / 2) far, where r is its distance from the axis.
+    """
+    cosine = (start * end).sum(1)  # of half the angle
+    end = torch.where(cosine[:, None] < 0.0, -end, end)  # the shorter way
+    cosine = cosine.abs().clamp(max=1.0)
+    sine = share * (1.0 - cosine.square()).sqrt()  # of half of the angle that is left
+    of_start = (1.0 - sine.square()).sqrt() - share * cosine
+    return of_start[:, None] * start + share[:, None] * end
+
+
 class AllegroKukaReorientationHeldStarts(HeldStarts, RelativeHandTargets, AllegroKukaReorientation):
     """AllegroKukaReorientation with held starts and relative hand targets. In training, goals need HOLDING_STEPS."""
 
     starts = REORIENTATION_STARTS
+
+    def turn_nearer(self, mask):
+        least, most = self.turn[self.kind].unbind(1)
+        distance = NEAR_FACTOR * self.tolerance * (least + (most - least) * self.uniform(0.0, 1.0))
+        rotation = self.engine.body_quat[:, OBJECT]
+        corners = rotate(rotation[:, None], self.keypoint_offsets)
+        goal_corners = rotate(self.goal[:, None, 3:], self.keypoint_offsets)
+        farthest = (goal_corners - corners).norm(dim=2).amax(1)
+        share = (distance / farthest.clamp(min=1e-6)).clamp(max=1.0)
+        turned = turn_part_way(rotation, self.goal[:, 3:], share)
+        self.goal[:, 3:] = torch.where(mask[:, None], turned, self.goal[:, 3:])
+        self.engine.set_mocap(mask, self.goal[:, None])
 
     @property
     def success_steps(self):
