@@ -47,7 +47,7 @@ class Args:
     best: bool = False
     """add the best agent: all play 16 episodes, then the best four 100"""
     tolerance: Optional[float] = None
-    """AllegroKuka: metres within which an object has to be at its goal; unset: what training has reached"""
+    """tolerance of AllegroKuka in metres, 1.5 times of which is near enough; unset: what training has reached"""
     # Simulation
     seed: int = 1_000_000
     """random seed of the environments and the action noise"""

@@ -92,7 +92,7 @@ class Run:
     def check_finite(self, iteration: int, tensors: Dict[str, torch.Tensor]) -> None:
         """Raises FloatingPointError with the name of the first tensor (name -> tensor) that is not finite.
 
-        All of them are then in the run's folder, as nan_dump.pt; of several processes rank 0 alone writes its own.
+        It writes them all to nan_dump.pt in the run's folder, unless only another process than rank 0 is concerned.
         Tensors may be empty. In the first iteration it also warns of rewards that are too small to learn from.
         """
         if iteration == 1:

@@ -24,6 +24,7 @@ from envs.tasks.allegro_kuka_relative_targets import RelativeHandTargets
 from envs.tasks.allegro_kuka_two_arms import AllegroKukaTwoArmsRegrasping
 
 UNSOLVED = 0.002  # added to shares in weights, so that kinds that were never solved are still tried
+NEXT = 0.1  # how much of the share of the kind before is added, so that a kind is tried once that one is solved
 RECENT = 500.0  # goals over which successes are averaged
 BACK_RANGE = 1.0 / 3.0  # a robot that is moved back is put between back_to and back_to + BACK_RANGE of the way
 PATIENCE = 200  # control steps since a goal was set, after which a training episode ends
@@ -49,8 +50,9 @@ class Start(NamedTuple):
     held: str = ""  # the kind of held states that it is one of
     lifted: bool = False  # whether the object counts as lifted, without the bonus
     apart: Tuple[float, float] = (1.0, 1.0)  # the share of the way to the goal that is left is drawn from this range
-    turn: Tuple[float, float] = WHOLE_TURN  # how far the turn to the goal carries the corners, in success distances
+    turn: Tuple[float, float] = WHOLE_TURN  # success distances by which the turn to the goal carries corners, at most
     back_to: float = 1.0  # where the robot is put on the way from a start pose, 0, to where it was, 1
+    after: str = ""  # the kind that is learned before it, if not the one above it in the table
 
 
 # From the task's end back to its beginning. How the held ones come about: allegro_kuka_grasp_search.py
@@ -80,16 +82,18 @@ THROW_STARTS = (
     *STARTS[1:],
 )
 # Of Reorientation, where the object stays in the hand after a success. The tolerance is so large that an object in the
-# right place need not be turned if that would carry its corners less far than the success distance. A number in a name
-# is the end of `turn`, in percent. Turning is learned with objects held high, and lifting does not wait for it
+# right place need not be turned if that would carry its keypoints less far than the success distance. A number in a
+# name is the end of `turn`, in percent. Turning is learned with objects held high, and lifting does not wait for it
 REORIENTATION_STARTS = (
-    Start("high_100", later=False, held="high", lifted=True, apart=(0.0, 1.0), turn=(0.0, 1.0)),
+    Start("high_50", later=False, held="high", lifted=True, apart=(0.0, 0.4), turn=(0.0, 0.5)),  # and moved little
+    Start("high_100", later=False, held="high", lifted=True, apart=(0.0, 1.0), turn=(0.5, 1.0)),
     Start("high_125", later=False, held="high", lifted=True, apart=(0.0, 1.0), turn=(1.0, 1.25)),
     Start("high_150", later=False, held="high", lifted=True, apart=(0.0, 1.0), turn=(1.25, 1.5)),
     Start("high", later=False, held="high", lifted=True, apart=(0.0, 1.0)),
-    *(start._replace(later=False, turn=(0.0, 1.0)) for start in STARTS[1:] if start.held),
+    STARTS[1]._replace(later=False, turn=(0.0, 1.0), after="high_100"),
+    *(start._replace(later=False, turn=(0.0, 1.0)) for start in STARTS[2:] if start.held),
     Start("original", later=False, factor=3.0),
-    Start("next_100", first=False, turn=(0.0, 1.0)),
+    Start("next_100", first=False, turn=(0.0, 1.0), after="high_100"),
     Start("next_125", first=False, turn=(1.0, 1.25)),
     Start("next_150", first=False, turn=(1.25, 1.5)),
     Start("next", first=False),
@@ -99,13 +103,17 @@ REORIENTATION_STARTS = (
 class StartCurriculum:
     """Draws the kinds of start with which goals begin: what is within reach first, then what is still left to learn.
 
-    A kind's weight is (p + UNSOLVED) (1 - p)^4 times its factor, for the share p of its recent goals that were reached.
+    A kind's weight is (p + NEXT q + UNSOLVED) (1 - p)^4 times its factor, for the share p of its recent goals that were
+    reached, and the same share q of the kind that is learned before it, if there is one.
     Some goals begin with the object near enough to them, so that a hand that stands still reaches them. They count in
     p, but not in `moved_share`, which is for the log alone.
     """
 
     def __init__(self, starts, num_envs, device):
         self.factor = torch.tensor([start.factor for start in starts], device=device)
+        names = [start.name for start in starts]
+        before = [names.index(start.after) if start.after else i - 1 for i, start in enumerate(starts)]
+        self.before = torch.tensor(before, device=device)  # the kind that is learned before; -1: none
         self.solved_share = torch.full((len(starts),), 0.5, device=device)
         self.moved_share = self.solved_share.clone()
         self.began_near = torch.zeros(num_envs, dtype=torch.bool, device=device)  # whether the present goal did
@@ -116,7 +124,8 @@ class StartCurriculum:
         self.moved_share = count_in(self.moved_share, kind, ended & ~self.began_near, reached)
 
     def weights(self):
-        return (self.solved_share + UNSOLVED) * (1.0 - self.solved_share).pow(4) * self.factor
+        before = self.solved_share[self.before].masked_fill(self.before < 0, 0.0)
+        return (self.solved_share + NEXT * before + UNSOLVED) * (1.0 - self.solved_share).pow(4) * self.factor
 
     def draw(self, possible, uniform):
         """A kind for every environment (N,) among those of possible (N, kinds) bool; uniform (N, kinds) in (0, 1)."""
@@ -145,7 +154,8 @@ class HeldStarts:
     """Mixin for tasks of the family, named before the task: training goals begin with one of `starts`.
 
     Each environment has held states of its own object, which are found in the first step of a training. They are part
-    of the state that is saved. A task may override the table of starts, the search, `bring_nearer` and `in_flight`.
+    of the state that is saved. A task may override the table of starts, the search, `bring_nearer`, `turn_nearer`
+    and `in_flight`.
     """
 
     starts = STARTS
