@@ -92,7 +92,7 @@ class Run:
     def check_finite(self, iteration: int, tensors: Dict[str, torch.Tensor]) -> None:
         """Raises FloatingPointError with the name of the first tensor (name -> tensor) that is not finite.
 
-        It writes them all to nan_dump.pt in the run's folder, unless only another process than rank 0 is concerned.
+        They are first written to nan_dump.pt in the run's folder, those of rank 0 alone.
         Tensors may be empty. In the first iteration it also warns of rewards that are too small to learn from.
         """
         if iteration == 1:
@@ -101,11 +101,13 @@ class Run:
         extremes = torch.stack([x for tensor in not_empty for x in tensor.aminmax()])  # NaN where any is
         if not extremes.isfinite().all():
             first = next(name for name, tensor in tensors.items() if not tensor.isfinite().all())
-            if distributed.RANK == 0:
-                torch.save(tensors, os.path.join(self.folder, "nan_dump.pt"))
-            raise FloatingPointError(
-                f"iteration {iteration}: {first} not finite; the last checkpoint, if there is one, is from before"
-            )
+            try:
+                if distributed.RANK == 0:
+                    torch.save(tensors, os.path.join(self.folder, "nan_dump.pt"))
+            finally:  # a full disk must not hide what went wrong
+                raise FloatingPointError(
+                    f"iteration {iteration}: {first} not finite; the last checkpoint, if there is one, is from before"
+                )
 
     def checkpoint(self, iteration: int, global_step: int) -> None:
         """Save every --checkpoint-interval minutes, at the end, and when a signal has come to any process."""

@@ -31,7 +31,7 @@ PATIENCE = 200  # control steps since a goal was set, after which a training epi
 # m by which the distance of the nearest fingertip may exceed the smallest so far. Beyond that a training episode ends,
 # unless a thrown object is in flight
 DROPPED = 0.2
-WHOLE_TURN = (100.0, 100.0)  # success distances: farther than a turn can carry a corner of an object
+WHOLE_TURN = (100.0, 100.0)  # success distances: farther than a turn can carry a keypoint
 GRAVITY = 9.81  # m/s^2
 AT_REST = 0.1  # m/s, below which a thrown object is not in flight
 # Steps near a goal for a success in Reorientation's training: if one is enough, no policy learns to hold the object
@@ -50,7 +50,7 @@ class Start(NamedTuple):
     held: str = ""  # the kind of held states that it is one of
     lifted: bool = False  # whether the object counts as lifted, without the bonus
     apart: Tuple[float, float] = (1.0, 1.0)  # the share of the way to the goal that is left is drawn from this range
-    turn: Tuple[float, float] = WHOLE_TURN  # success distances by which the turn to the goal carries corners, at most
+    turn: Tuple[float, float] = WHOLE_TURN  # range of how far the turn carries the keypoints, in success distances
     back_to: float = 1.0  # where the robot is put on the way from a start pose, 0, to where it was, 1
     after: str = ""  # the kind that is learned before it, if not the one above it in the table
 
@@ -105,6 +105,7 @@ class StartCurriculum:
 
     A kind's weight is (p + NEXT q + UNSOLVED) (1 - p)^4 times its factor, for the share p of its recent goals that were
     reached, and the same share q of the kind that is learned before it, if there is one.
+
     Some goals begin with the object near enough to them, so that a hand that stands still reaches them. They count in
     p, but not in `moved_share`, which is for the log alone.
     """
@@ -256,7 +257,7 @@ class HeldStarts:
         self.engine.set_mocap(mask, self.goal[:, None])
 
     def turn_nearer(self, mask):
-        """Turn the goals of mask (N,) bool towards the object, as far as their kinds say; only in Reorientation."""
+        """Turn the goals of mask (N,) bool towards the object, as their kinds of start say; only in Reorientation."""
 
     def lost(self, near, fingertip_distance):
         farther = fingertip_distance.amin(1) - self.closest_fingertip.amin(1)
@@ -386,9 +387,9 @@ class AllegroKukaReorientationHeldStarts(HeldStarts, RelativeHandTargets, Allegr
         least, most = self.turn[self.kind].unbind(1)
         distance = NEAR_FACTOR * self.tolerance * (least + (most - least) * self.uniform(0.0, 1.0))
         rotation = self.engine.body_quat[:, OBJECT]
-        corners = rotate(rotation[:, None], self.keypoint_offsets)
-        goal_corners = rotate(self.goal[:, None, 3:], self.keypoint_offsets)
-        farthest = (goal_corners - corners).norm(dim=2).amax(1)
+        of_object = rotate(rotation[:, None], self.keypoint_offsets)
+        of_goal = rotate(self.goal[:, None, 3:], self.keypoint_offsets)
+        farthest = (of_goal - of_object).norm(dim=2).amax(1)
         share = (distance / farthest.clamp(min=1e-6)).clamp(max=1.0)
         turned = turn_part_way(rotation, self.goal[:, 3:], share)
         self.goal[:, 3:] = torch.where(mask[:, None], turned, self.goal[:, 3:])

@@ -292,8 +292,11 @@ def angle_between(a, b):
     return 2.0 * (a * b).sum(1).abs().clamp(max=1.0).acos()
 
 
-@pytest.mark.parametrize("env_id, start", [(REGRASPING, "high"), (REORIENTATION, "high_125")])
-def test_what_is_held_high_is_lifted_and_its_goal_nearer(env_id, start):
+@pytest.mark.parametrize(
+    "env_id, start, least, most",
+    [(REGRASPING, "high", 0.0, 1.0), (REORIENTATION, "high_50", 0.0, 0.4), (REORIENTATION, "high_125", 0.0, 1.0)],
+)
+def test_what_is_held_high_is_lifted_and_its_goal_nearer(env_id, start, least, most):
     env, held = make(start, env_id)
     env.training = False
     drawn = []
@@ -305,21 +308,21 @@ def test_what_is_held_high_is_lifted_and_its_goal_nearer(env_id, start):
     way, whole = (goal[held, :3] - env.engine.body_pos[held, task.OBJECT] for goal in (env.goal, drawn[-1]))
     share = way.norm(dim=1) / whole.norm(dim=1)
     torch.testing.assert_close(way, share[:, None] * whole)
-    assert 0.0 < share.min() < 0.5 < share.max() < 1.0
+    assert least < share.min() < (least + most) / 2.0 < share.max() < most
     assert torch.equal(env.goal[~held], drawn[-1][~held])
 
 
-def corners_way(env, rotation):
-    """How far the turn from the object's rotation to `rotation` (N, 4) carries its farthest corner (N,) m."""
-    corners = rotate(env.engine.body_quat[:, None, task.OBJECT], env.keypoint_offsets)
-    return (rotate(rotation[:, None], env.keypoint_offsets) - corners).norm(dim=2).amax(1)
+def keypoints_way(env, rotation):
+    """How far the turn from the object's rotation to `rotation` (N, 4) carries its farthest keypoint (N,) m."""
+    before = rotate(env.engine.body_quat[:, None, task.OBJECT], env.keypoint_offsets)
+    return (rotate(rotation[:, None], env.keypoint_offsets) - before).norm(dim=2).amax(1)
 
 
 @pytest.mark.parametrize(
     "start, least, most",
     [("high_50", 0.0, 0.5), ("high_125", 1.0, 1.25), ("low", 0.0, 1.0), ("next_150", 1.25, 1.5), ("next", 9.0, 9.0)],
 )
-def test_in_reorientation_a_goal_turns_until_its_corners_are_so_many_success_distances_away(start, least, most):
+def test_in_reorientation_a_goal_turns_until_its_keypoints_are_so_many_success_distances_away(start, least, most):
     env, held = make("low" if start == "low" else "high", REORIENTATION)
     env.tolerance.fill_(0.05)
     env.training = False
@@ -327,8 +330,8 @@ def test_in_reorientation_a_goal_turns_until_its_corners_are_so_many_success_dis
     drawn = env.goal.clone()
     env.begin_with(held, torch.full_like(env.kind, kind_of(env, start)))
     success_distance = 1.5 * 0.05
-    way = corners_way(env, env.goal[:, 3:])[held] / success_distance
-    drawn_way = corners_way(env, drawn[:, 3:])[held] / success_distance
+    way = keypoints_way(env, env.goal[:, 3:])[held] / success_distance
+    drawn_way = keypoints_way(env, drawn[:, 3:])[held] / success_distance
     turned = (way - drawn_way).abs() > 1e-4
     assert (way[turned] >= least - 1e-4).all()
     assert (way[turned] <= most + 1e-4).all()
@@ -338,7 +341,7 @@ def test_in_reorientation_a_goal_turns_until_its_corners_are_so_many_success_dis
     rotation = env.engine.body_quat[held, task.OBJECT]
     left = angle_between(rotation, env.goal[held, 3:])
     gone = angle_between(env.goal[held, 3:], drawn[held, 3:])
-    torch.testing.assert_close(left + gone, angle_between(rotation, drawn[held, 3:]), atol=3e-3, rtol=0.0)  # no detour
+    torch.testing.assert_close(left + gone, angle_between(rotation, drawn[held, 3:]), atol=2e-3, rtol=0.0)  # no detour
     assert torch.equal(env.goal[~held], drawn[~held])
     if not start.startswith("high"):
         assert torch.equal(env.goal[:, :3], drawn[:, :3])
