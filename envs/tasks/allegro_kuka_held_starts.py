@@ -37,7 +37,8 @@ AT_REST = 0.1  # m/s, below which a thrown object is not in flight
 # Steps near a goal for a success in Reorientation's training: if one is enough, no policy learns to hold the object
 HOLDING_STEPS = 30
 DROP_HEIGHT = 0.3  # m of a held object's centre above the goal in a bucket beneath it; the rim is halfway
-BUCKET_CLEARANCE = 0.05  # m between the robot and a bucket that is brought nearer
+RIM_HEIGHT = 0.2  # m above the table of the rim of a bucket beside it: no object gets there without being lifted
+BUCKET_CLEARANCE = 0.05  # m from the robot and from the table of a bucket that is brought nearer
 
 
 class Start(NamedTuple):
@@ -71,15 +72,17 @@ STARTS = (
     Start("away", first=False, back_to=2.0 / 3.0, factor=0.2),  # nearly where it was
     Start("next", first=False, factor=0.15),  # where it was, as in the original task
 )
-# Of Throw, where a start held high is harder the farther away the bucket is. The number in a name is the largest share
-# of the way to the goal that is left, in percent
+# Of Throw, where a start is harder the farther away the bucket is. A number in a name is the largest share of the way
+# to the goal that is left, in percent. Far throws are learned with objects held high, and lifting does not wait for them
 THROW_STARTS = (
     Start("high_20", held="high", lifted=True, apart=(0.0, 0.2)),  # mostly above the bucket, where letting go is enough
     Start("high_40", held="high", lifted=True, apart=(0.2, 0.4)),
     Start("high_60", held="high", lifted=True, apart=(0.4, 0.6)),
     Start("high_80", held="high", lifted=True, apart=(0.6, 0.8)),
     Start("high", held="high", lifted=True, apart=(0.8, 1.0)),
-    *STARTS[1:],
+    STARTS[1]._replace(apart=(0.0, 1.0), after="high_20"),
+    *(start._replace(apart=(0.0, 1.0)) for start in STARTS[2:] if start.held),
+    *(start for start in STARTS if not start.held),
 )
 # Of Reorientation, where the object stays in the hand after a success. The tolerance is so large that an object in the
 # right place need not be turned if that would carry its keypoints less far than the success distance. A number in a
@@ -90,7 +93,7 @@ REORIENTATION_STARTS = (
     Start("high_125", later=False, held="high", lifted=True, apart=(0.0, 1.0), turn=(1.0, 1.25)),
     Start("high_150", later=False, held="high", lifted=True, apart=(0.0, 1.0), turn=(1.25, 1.5)),
     Start("high", later=False, held="high", lifted=True, apart=(0.0, 1.0)),
-    STARTS[1]._replace(later=False, turn=(0.0, 1.0), after="high_100"),
+    STARTS[1]._replace(later=False, turn=(0.0, 1.0), after="high_50"),
     *(start._replace(later=False, turn=(0.0, 1.0)) for start in STARTS[2:] if start.held),
     Start("original", later=False, factor=3.0),
     Start("next_100", first=False, turn=(0.0, 1.0), after="high_100"),
@@ -289,6 +292,7 @@ class AllegroKukaThrowHeldStarts(HeldStarts, RelativeHandTargets, AllegroKukaThr
     """AllegroKukaThrow with held starts and relative hand targets.
 
     Arms that hold an object high are swung towards the bucket, and the bucket is moved to meet them, below the object.
+    For objects at the table, it is moved towards the table.
     """
 
     starts = THROW_STARTS
@@ -300,6 +304,8 @@ class AllegroKukaThrowHeldStarts(HeldStarts, RelativeHandTargets, AllegroKukaThr
         self.bucket_centre = self.constant((0.0, 0.0, (lower + upper) / 2.0 - scene.BUCKET_GOAL))  # from the goal, m
         radius = scene.BUCKET_RIM_OUTER_RADIUS
         self.bucket_half = self.constant((radius, radius, (upper - lower) / 2.0))  # half edges of a box around it, m
+        self.beside_table = self.layout.table_size[0] / 2.0 + radius + BUCKET_CLEARANCE  # m from the middle, along x
+        self.goal_beside_table = scene.TABLE_TOP + RIM_HEIGHT - scene.BUCKET_RIM + scene.BUCKET_GOAL  # m, height
         self.upright = self.constant((1.0, 0.0, 0.0, 0.0))
         self.table_centre = self.constant(scene.TABLE_POS)
         self.table_half = self.constant([edge / 2.0 for edge in self.layout.table_size])
@@ -313,17 +319,23 @@ class AllegroKukaThrowHeldStarts(HeldStarts, RelativeHandTargets, AllegroKukaThr
         return near | (high_enough & (velocity.norm(dim=1) > AT_REST))
 
     def bring_nearer(self, mask, share):
-        """Swing the arms of mask (N,) bool towards their buckets, and move these towards places below the objects.
+        """Move the buckets of mask (N,) bool nearer, until share (N,) of the way is left.
 
-        Share (N,) of both ways is left. Where the arm would leave its joint limits, or the bucket touch the robot or
-        the table, nothing moves.
+        Arms that hold an object high are swung towards their buckets until the same share of their way is left, and the
+        buckets are moved towards places below the objects. For objects at the table, they are moved towards places
+        beside the table. Where the arm would leave its joint limits, or the bucket touch the robot or the table,
+        nothing moves.
         """
         goal = self.goal[:, :3]
         position = self.engine.body_pos[:, OBJECT]
         angle = (1.0 - share) * bearing_difference(position - self.base, goal - self.base)
-        qpos, target = self.swing(angle)
+        qpos, target = self.swing(angle * self.lifted)
         beneath = qpos[:, self.num_joints : self.num_joints + 3] - self.drop_offset
-        nearer = beneath.lerp(goal, share[:, None])
+        beside = position.clone()
+        beside[:, 0] = goal[:, 0].sign() * self.beside_table
+        beside[:, 2] = self.goal_beside_table
+        nearest = torch.where(self.lifted[:, None], beneath, beside)
+        nearer = nearest.lerp(goal, share[:, None])
         in_reach = (self.joint_lower[0] < target[:, 0]) & (target[:, 0] < self.joint_upper[0])
         moved = mask & in_reach
         candidates = moved.nonzero().squeeze(1)  # few: as in draw_clear_start, distances for all would take longer

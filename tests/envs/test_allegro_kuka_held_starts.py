@@ -17,6 +17,7 @@ from envs.tasks.allegro_kuka_held_starts import (
     PATIENCE,
     REORIENTATION_STARTS,
     STARTS,
+    THROW_STARTS,
     AllegroKukaThrowHeldStarts,
     HeldStarts,
     StartCurriculum,
@@ -378,6 +379,13 @@ def beneath(env):
     return env.engine.body_pos[:, task.OBJECT] - torch.tensor([0.0, 0.0, DROP_HEIGHT])
 
 
+def draw_original_goals(env):
+    """Set the goals of all environments as evaluations do, without bringing them nearer."""
+    env.training = False
+    env.set_goal(EVERYWHERE)
+    env.training = True
+
+
 def bearing(position):
     """Of position (N, 3) m as seen from the arm's base (N,) rad."""
     x, y, _ = (position - torch.tensor(scene.ONE_ARM.positions[0])).unbind(1)
@@ -407,7 +415,7 @@ def test_held_objects_swing_towards_buckets_that_come_nearer_and_touch_neither_r
             before["distance"] = env.fingertip_distance()
             AllegroKukaThrowHeldStarts.bring_nearer(env, mask, share)
 
-        env.set_goal(EVERYWHERE)
+        draw_original_goals(env)
         env.bring_nearer = bring_nearer
         env.begin_with(held, torch.full((24,), kind))
         del env.bring_nearer
@@ -430,12 +438,7 @@ def test_held_objects_swing_towards_buckets_that_come_nearer_and_touch_neither_r
         shares.append(share[moved])
         all_moved += moved
         assert not env.engine.broken.any()
-        for world in moved.nonzero().squeeze(1).tolist():
-            data = contact_data(env, world)
-            bodies = data.model.geom_bodyid[data.contact.geom]
-            bucket = data.model.body("goal").id
-            assert not (bodies == bucket).any()
-            assert not bucket_in_table(env.goal[world, :3])
+        assert not any(bucket_touches(env, world) for world in moved.nonzero().squeeze(1).tolist())
     shares = torch.cat(shares)
     assert shares.min() >= least
     assert shares.max() <= most
@@ -443,14 +446,41 @@ def test_held_objects_swing_towards_buckets_that_come_nearer_and_touch_neither_r
     assert (all_moved[held] / 20.0).mean() > 0.6
 
 
-def contact_data(env, world):
-    """MuJoCo's data of a world of the engine, with contacts."""
+@pytest.mark.parametrize("start", ["low", "far"])
+def test_buckets_come_nearer_to_objects_at_the_table(start):
+    env, held = make(start, THROW)
+    shares = []
+    for _ in range(20):
+        draw_original_goals(env)
+        goal = env.goal[:, :3].clone()
+        env.begin_with(held, torch.full((24,), kind_of(env, start)))
+        position = env.engine.body_pos[:, task.OBJECT]
+        moved = (env.goal[:, :3] != goal).any(1)
+        assert not moved[~held].any()
+        assert moved[held].float().mean() > 0.7
+        # with their inner side 5 cm beside the table's, and their rims 0.2 m above it
+        nearest = torch.stack([(0.2375 + 0.05 + 0.12) * goal[:, 0].sign(), position[:, 1], torch.full((24,), 0.5823)], 1)
+        share = (env.goal[:, 0] - nearest[:, 0]) / (goal[:, 0] - nearest[:, 0])
+        torch.testing.assert_close(env.goal[moved, :3], nearest.lerp(goal, share[:, None])[moved], atol=1e-4, rtol=0.0)
+        shares.append(share[moved])
+        assert not any(bucket_touches(env, world) for world in moved.nonzero().squeeze(1).tolist())
+    shares = torch.cat(shares)
+    assert -1e-4 < shares.min() < 0.1
+    assert 0.9 < shares.max() < 1.0001
+    assert abs(shares.mean() - 0.5) < 0.1
+
+
+def bucket_touches(env, world):
+    """Whether the bucket of a world touches the robot, or reaches into the table."""
     model = env.engine.models[world % len(env.engine.models)]
     data = mujoco.MjData(model)
     data.qpos[:] = env.engine.qpos[world]
     data.mocap_pos[0] = env.goal[world, :3]
     mujoco.mj_forward(model, data)
-    return data
+    bodies = model.geom_bodyid[data.contact.geom]
+    of_bucket = (bodies == model.body("goal").id).any(1)
+    of_object = (bodies == model.body("object").id).any(1)
+    return (of_bucket & ~of_object).any() or bucket_in_table(env.goal[world, :3])
 
 
 def bucket_in_table(goal):
@@ -507,13 +537,21 @@ def test_weights_of_kinds():
     torch.testing.assert_close(curriculum.weights(), expected, atol=0.0, rtol=1e-5)
 
 
-def test_in_reorientation_lifting_and_later_goals_do_not_wait_for_turning():
-    names = [start.name for start in REORIENTATION_STARTS]
-    before = StartCurriculum(REORIENTATION_STARTS, 4, "cpu").before.tolist()
-    learned_after = {name: names[i] for name, i in zip(names, before) if i >= 0}
-    assert learned_after["low"] == learned_after["next_100"] == learned_after["high_125"] == "high_100"
-    assert learned_after["ajar"] == "low"
-    assert "high_50" not in learned_after
+def kinds_learned_before(starts):
+    names = [start.name for start in starts]
+    before = StartCurriculum(starts, 4, "cpu").before.tolist()
+    return {name: names[i] for name, i in zip(names, before) if i >= 0}
+
+
+def test_lifting_and_later_goals_do_not_wait_for_throwing_far_or_turning():
+    before = kinds_learned_before(THROW_STARTS)
+    assert before["low"] == before["high_40"] == "high_20"
+    assert before["ajar"] == "low"
+    before = kinds_learned_before(REORIENTATION_STARTS)
+    assert before["low"] == before["high_100"] == "high_50"
+    assert before["next_100"] == before["high_125"] == "high_100"
+    assert before["ajar"] == "low"
+    assert "high_50" not in before
 
 
 @pytest.mark.parametrize(
