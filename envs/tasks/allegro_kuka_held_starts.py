@@ -73,7 +73,7 @@ STARTS = (
     Start("next", first=False, factor=0.15),  # where it was, as in the original task
 )
 # Of Throw, where a start is harder the farther away the bucket is. A number in a name is the largest share of the way
-# to the goal that is left, in percent. Far throws are learned with objects held high, and lifting does not wait for them
+# to the goal that is left, in percent. Far throws are learned with objects held high; lifting does not wait for them
 THROW_STARTS = (
     Start("high_20", held="high", lifted=True, apart=(0.0, 0.2)),  # mostly above the bucket, where letting go is enough
     Start("high_40", held="high", lifted=True, apart=(0.2, 0.4)),

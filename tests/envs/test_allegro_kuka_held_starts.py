@@ -459,7 +459,8 @@ def test_buckets_come_nearer_to_objects_at_the_table(start):
         assert not moved[~held].any()
         assert moved[held].float().mean() > 0.7
         # with their inner side 5 cm beside the table's, and their rims 0.2 m above it
-        nearest = torch.stack([(0.2375 + 0.05 + 0.12) * goal[:, 0].sign(), position[:, 1], torch.full((24,), 0.5823)], 1)
+        x = (0.2375 + 0.05 + 0.12) * goal[:, 0].sign()
+        nearest = torch.stack([x, position[:, 1], torch.full_like(x, 0.53 + 0.2 - 0.1977 + 0.05)], 1)
         share = (env.goal[:, 0] - nearest[:, 0]) / (goal[:, 0] - nearest[:, 0])
         torch.testing.assert_close(env.goal[moved, :3], nearest.lerp(goal, share[:, None])[moved], atol=1e-4, rtol=0.0)
         shares.append(share[moved])
