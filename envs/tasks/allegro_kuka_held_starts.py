@@ -37,7 +37,7 @@ AT_REST = 0.1  # m/s, below which a thrown object is not in flight
 # Steps near a goal for a success in Reorientation's training: if one is enough, no policy learns to hold the object
 HOLDING_STEPS = 30
 DROP_HEIGHT = 0.3  # m of a held object's centre above the goal in a bucket beneath it; the rim is halfway
-RIM_HEIGHT = 0.2  # m above the table of the rim of a bucket beside it: no object gets there without being lifted
+RIM_HEIGHT = 0.2  # m above the table of the rim of a bucket beside it, as high as an object counts as lifted
 BUCKET_CLEARANCE = 0.05  # m from the robot and from the table of a bucket that is brought nearer
 
 
@@ -304,11 +304,11 @@ class AllegroKukaThrowHeldStarts(HeldStarts, RelativeHandTargets, AllegroKukaThr
         self.bucket_centre = self.constant((0.0, 0.0, (lower + upper) / 2.0 - scene.BUCKET_GOAL))  # from the goal, m
         radius = scene.BUCKET_RIM_OUTER_RADIUS
         self.bucket_half = self.constant((radius, radius, (upper - lower) / 2.0))  # half edges of a box around it, m
-        self.beside_table = self.layout.table_size[0] / 2.0 + radius + BUCKET_CLEARANCE  # m from the middle, along x
-        self.goal_beside_table = scene.TABLE_TOP + RIM_HEIGHT - scene.BUCKET_RIM + scene.BUCKET_GOAL  # m, height
         self.upright = self.constant((1.0, 0.0, 0.0, 0.0))
         self.table_centre = self.constant(scene.TABLE_POS)
         self.table_half = self.constant([edge / 2.0 for edge in self.layout.table_size])
+        self.beside_table = self.layout.table_size[0] / 2.0 + radius + BUCKET_CLEARANCE  # m from the middle, along x
+        self.goal_beside_table = scene.TABLE_TOP + RIM_HEIGHT - scene.BUCKET_RIM + scene.BUCKET_GOAL  # m, height
         self.base = self.constant(self.layout.positions[0])
         self.drop_offset = self.constant((0.0, 0.0, DROP_HEIGHT))
 
@@ -323,8 +323,8 @@ class AllegroKukaThrowHeldStarts(HeldStarts, RelativeHandTargets, AllegroKukaThr
 
         Arms that hold an object high are swung towards their buckets until the same share of their way is left, and the
         buckets are moved towards places below the objects. For objects at the table, they are moved towards places
-        beside the table. Where the arm would leave its joint limits, or the bucket touch the robot or the table,
-        nothing moves.
+        beside the table. Where the arm would leave its joint limits, or the bucket touch the robot, the object or the
+        table, nothing moves.
         """
         goal = self.goal[:, :3]
         position = self.engine.body_pos[:, OBJECT]
@@ -339,7 +339,8 @@ class AllegroKukaThrowHeldStarts(HeldStarts, RelativeHandTargets, AllegroKukaThr
         in_reach = (self.joint_lower[0] < target[:, 0]) & (target[:, 0] < self.joint_upper[0])
         moved = mask & in_reach
         candidates = moved.nonzero().squeeze(1)  # few: as in draw_clear_start, distances for all would take longer
-        moved[candidates] = self.bucket_is_clear(qpos[candidates], nearer[candidates])
+        radius = self.object_size[candidates].norm(dim=1) / 2.0
+        moved[candidates] = self.bucket_is_clear(qpos[candidates], radius, nearer[candidates])
         rows = moved[:, None]
         self.engine.set_state(moved, qpos, self.engine.qvel)
         self.target = torch.where(rows, target, self.target)
@@ -362,14 +363,19 @@ class AllegroKukaThrowHeldStarts(HeldStarts, RelativeHandTargets, AllegroKukaThr
         target[:, 0] += angle
         return torch.cat([joints, position, quaternion], 1), target
 
-    def bucket_is_clear(self, qpos, goal):
-        """Whether buckets at `goal` (R, 3) m would be clear of the table and of robots at qpos (R, nq): (R,) bool."""
+    def bucket_is_clear(self, qpos, object_radius, goal):
+        """Whether buckets at `goal` (R, 3) m would be clear of table, robots and objects: (R,) bool.
+
+        qpos (R, nq); object_radius (R,) m: of a ball around each object.
+        """
         centre = goal + self.bucket_centre
         size = len(goal), -1
         shapes = self.clearance.shapes(qpos[:, : self.num_joints])
         distance = self.clearance.distance(shapes, centre, self.upright.expand(*size), self.bucket_half.expand(*size))
         in_table = ((centre - self.table_centre).abs() < self.table_half + self.bucket_half).all(1)
-        return (distance > BUCKET_CLEARANCE) & ~in_table
+        position = qpos[:, self.num_joints : self.num_joints + 3]
+        to_object = ((position - centre).abs() - self.bucket_half).clamp(min=0.0).norm(dim=1)
+        return (distance > BUCKET_CLEARANCE) & (to_object > object_radius) & ~in_table
 
 
 def bearing_difference(start, end):

@@ -336,7 +336,7 @@ def test_in_reorientation_a_goal_turns_until_its_keypoints_are_so_many_success_d
     turned = (way - drawn_way).abs() > 1e-4
     assert (way[turned] >= least - 1e-4).all()
     assert (way[turned] <= most + 1e-4).all()
-    assert (drawn_way[~turned] <= most + 1e-4).all()  # these goals were near enough as they were
+    assert (drawn_way[~turned] < most).all()  # these goals were near enough as they were
     assert turned.any() == (start != "next")
     torch.testing.assert_close(env.engine.state_dict()["mocap"].float(), env.goal)
     rotation = env.engine.body_quat[held, task.OBJECT]
@@ -472,16 +472,14 @@ def test_buckets_come_nearer_to_objects_at_the_table(start):
 
 
 def bucket_touches(env, world):
-    """Whether the bucket of a world touches the robot, or reaches into the table."""
+    """Whether the bucket of a world touches anything, or reaches into the table."""
     model = env.engine.models[world % len(env.engine.models)]
     data = mujoco.MjData(model)
     data.qpos[:] = env.engine.qpos[world]
     data.mocap_pos[0] = env.goal[world, :3]
     mujoco.mj_forward(model, data)
     bodies = model.geom_bodyid[data.contact.geom]
-    of_bucket = (bodies == model.body("goal").id).any(1)
-    of_object = (bodies == model.body("object").id).any(1)
-    return (of_bucket & ~of_object).any() or bucket_in_table(env.goal[world, :3])
+    return (bodies == model.body("goal").id).any() or bucket_in_table(env.goal[world, :3])
 
 
 def bucket_in_table(goal):
