@@ -6,7 +6,7 @@ the mixin that begins goals with them; allegro_kuka_grasp_search.py finds the he
 allegro_kuka.py. Shape letters as there.
 """
 
-from typing import NamedTuple, Tuple
+from typing import NamedTuple, Optional, Tuple
 
 import torch
 
@@ -31,7 +31,6 @@ PATIENCE = 200  # control steps since a goal was set, after which a training epi
 # m by which the distance of the nearest fingertip may exceed the smallest so far. Beyond that a training episode ends,
 # unless a thrown object is in flight
 DROPPED = 0.2
-WHOLE_TURN = (100.0, 100.0)  # success distances: farther than a turn can carry a keypoint
 GRAVITY = 9.81  # m/s^2
 AT_REST = 0.1  # m/s, below which a thrown object is not in flight
 # Steps near a goal for a success in Reorientation's training: if one is enough, no policy learns to hold the object
@@ -51,7 +50,8 @@ class Start(NamedTuple):
     held: str = ""  # the kind of held states that it is one of
     lifted: bool = False  # whether the object counts as lifted, without the bonus
     apart: Tuple[float, float] = (1.0, 1.0)  # the share of the way to the goal that is left is drawn from this range
-    turn: Tuple[float, float] = WHOLE_TURN  # range of how far the turn carries the keypoints, in success distances
+    # range of how far the turn to the goal carries the keypoints, in success distances; None: as drawn
+    turn: Optional[Tuple[float, float]] = None
     back_to: float = 1.0  # where the robot is put on the way from a start pose, 0, to where it was, 1
     after: str = ""  # the kind that is learned before it, if not the one above it in the table
 
@@ -158,8 +158,8 @@ class HeldStarts:
     """Mixin for tasks of the family, named before the task: training goals begin with one of `starts`.
 
     Each environment has held states of its own object, which are found in the first step of a training. They are part
-    of the state that is saved. A task may override the table of starts, the search, `bring_nearer`, `turn_nearer`
-    and `in_flight`.
+    of the state that is saved. A task may override the table of starts, the search, `bring_nearer`, `turn_goal` and
+    `in_flight`.
     """
 
     starts = STARTS
@@ -180,7 +180,8 @@ class HeldStarts:
         self.is_held = self.constant([bool(start.held) for start in self.starts], torch.bool)
         self.is_lifted = self.constant([start.lifted for start in self.starts], torch.bool)
         self.apart = self.constant([start.apart for start in self.starts])
-        self.turn = self.constant([start.turn for start in self.starts])
+        self.is_turned = self.constant([start.turn is not None for start in self.starts], torch.bool)
+        self.turn = self.constant([start.turn or (0.0, 0.0) for start in self.starts])
         self.back_to = self.constant([start.back_to for start in self.starts])
         held_index = [held.index(start.held) if start.held else 0 for start in self.starts]
         self.held_index = self.constant(held_index, torch.long)  # of a kind among the held states
@@ -231,7 +232,7 @@ class HeldStarts:
         self.lifted = torch.where(held, self.is_lifted[kind], self.lifted)
         least, most = self.apart[kind].unbind(1)
         self.bring_nearer(mask & (least < 1.0), least + (most - least) * self.uniform(0.0, 1.0))
-        self.turn_nearer(mask)
+        self.turn_goal(mask & self.is_turned[kind])
         self.closest_fingertip = torch.where(held[:, None], self.fingertip_distance(), self.closest_fingertip)
         keypoint_distance = self.keypoint_distance()
         self.closest_keypoint = torch.where(mask, keypoint_distance, self.closest_keypoint)
@@ -259,8 +260,8 @@ class HeldStarts:
         self.goal[:, :3] = torch.where(mask[:, None], nearer, self.goal[:, :3])
         self.engine.set_mocap(mask, self.goal[:, None])
 
-    def turn_nearer(self, mask):
-        """Turn the goals of mask (N,) bool towards the object, as their kinds of start say; only in Reorientation."""
+    def turn_goal(self, mask):
+        """Turn the goals of mask (N,) bool as their kinds of start say; only in Reorientation."""
 
     def lost(self, near, fingertip_distance):
         farther = fingertip_distance.amin(1) - self.closest_fingertip.amin(1)
@@ -383,16 +384,18 @@ def bearing_difference(start, end):
     return wrap_angle(torch.atan2(end[:, 1], end[:, 0]) - torch.atan2(start[:, 1], start[:, 0]))
 
 
-def turn_part_way(start, end, share):
-    """The rotation (N, 4) between start and end (N, 4) that carries every point share (N,) as far from start as end.
+def turn_as_far(start, end, share):
+    """The rotation (N, 4) that carries every point share (N,) times as far from start (N, 4) as end (N, 4) does.
 
-    A rotation by the angle a carries a point 2 r sin(a / 2) far, where r is its distance from the axis.
+    It is on the way from start to end, or beyond end, at most half a turn from start. A rotation by the angle a carries
+    a point 2 r sin(a / 2) far, where r is its distance from the axis.
     """
     cosine = (start * end).sum(1)  # of half the angle
     end = torch.where(cosine[:, None] < 0.0, -end, end)  # the shorter way
     cosine = cosine.abs().clamp(max=1.0)
-    sine = share * (1.0 - cosine.square()).sqrt()  # of half of the angle that is left
-    of_start = (1.0 - sine.square()).sqrt() - share * cosine
+    sine = (1.0 - cosine.square()).sqrt().clamp(min=1e-6)
+    share = share.minimum(1.0 / sine)  # half a turn
+    of_start = (1.0 - (share * sine).square()).clamp(min=0.0).sqrt() - share * cosine
     return of_start[:, None] * start + share[:, None] * end
 
 
@@ -401,15 +404,18 @@ class AllegroKukaReorientationHeldStarts(HeldStarts, RelativeHandTargets, Allegr
 
     starts = REORIENTATION_STARTS
 
-    def turn_nearer(self, mask):
+    def turn_goal(self, mask):
+        """Turn the goals of mask (N,) bool about the axis of the turn to them, as far as their kinds of start say.
+
+        Small objects may need more than half a turn; they get half a turn.
+        """
         least, most = self.turn[self.kind].unbind(1)
         distance = NEAR_FACTOR * self.tolerance * (least + (most - least) * self.uniform(0.0, 1.0))
         rotation = self.engine.body_quat[:, OBJECT]
         of_object = rotate(rotation[:, None], self.keypoint_offsets)
         of_goal = rotate(self.goal[:, None, 3:], self.keypoint_offsets)
         farthest = (of_goal - of_object).norm(dim=2).amax(1)
-        share = (distance / farthest.clamp(min=1e-6)).clamp(max=1.0)
-        turned = turn_part_way(rotation, self.goal[:, 3:], share)
+        turned = turn_as_far(rotation, self.goal[:, 3:], distance / farthest.clamp(min=1e-6))
         self.goal[:, 3:] = torch.where(mask[:, None], turned, self.goal[:, 3:])
         self.engine.set_mocap(mask, self.goal[:, None])
 
