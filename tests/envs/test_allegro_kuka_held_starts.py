@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import envs
+from benchmarks.scripts import starts
 from envs.models import allegro_kuka_scene as scene
 from envs.rotations import rotate
 from envs.tasks import allegro_kuka as task
@@ -707,3 +708,40 @@ def test_a_resumed_run_goes_on_exactly(capsys):
             assert torch.equal(a, b)
     assert 0 < first.is_held[first.kind].sum() < 24
     assert capsys.readouterr().out == ""
+
+
+# ---------------------------------------------------------------- the table of starts
+
+
+def table_of(env_id, capsys, monkeypatch):
+    """The cells of what `benchmarks.scripts.starts` prints, by kind of start and title."""
+    env, _ = make("high", env_id)
+    env.training = False
+    env.find_held_states = lambda: None
+    monkeypatch.setattr(envs, "make", lambda *args, **kwargs: env)
+    starts.main([env_id])
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]
+    titles, _, *rows = ([cell.strip() for cell in line.split("|")[1:-1]] for line in lines)
+    return {row[0]: dict(zip(titles, row)) for row in rows}
+
+
+def quartiles_of(cell):
+    return [float(word) for word in cell.split()]
+
+
+def test_the_table_of_starts_shows_how_far_goals_are_and_how_far_they_turn(capsys, monkeypatch):
+    table = table_of(REORIENTATION, capsys, monkeypatch)
+    assert list(table) == [start.name for start in REORIENTATION_STARTS if start.first]
+    assert table["original"]["environments"] == "100%"
+    assert (table["high_50"]["moved"], table["low"]["moved"], table["original"]["moved"]) == ("100%", "0%", "0%")
+    assert table["high_50"]["no turn"] == table["high_100"]["no turn"] == "100%"
+    assert (table["low"]["near"], table["original"]["near"]) == ("0%", "0%")
+    first, median, third = quartiles_of(table["high_100"]["turn"])
+    assert 0.5 < first < median < third < 1.0
+    assert quartiles_of(table["high_50"]["way"])[2] < quartiles_of(table["original"]["way"])[0]
+
+
+def test_the_table_of_starts_is_for_tasks_that_have_some(capsys):
+    with pytest.raises(SystemExit):
+        starts.main(["AllegroKukaReorientation", "--num-envs", "2"])
+    assert "has no held starts" in capsys.readouterr().err
