@@ -8,7 +8,9 @@ and prints a Markdown table:
     way           from the object to its goal, m: first quartile, median, third quartile
     turn          how far the turn to the goal alone carries the farthest keypoint, in success distances: the same
     no turn       share of goals that need none: the turn carries no keypoint farther than the success distance
-    near          share of goals near to which the object begins, so that a hand that stands still reaches them
+    near          share of goals near to which the object begins, so that a hand that keeps still reaches them
+
+Except in Reorientation, the only keypoint is the object's centre, and no goal needs a turn.
 """
 
 import argparse
@@ -40,6 +42,8 @@ def begin(env, kind):
 def measure(env, kind):
     """The cells of a row of the table."""
     possible, drawn = begin(env, kind)
+    if not possible.any():
+        return ["0%", "", "", "", "", ""]
     success_distance = NEAR_FACTOR * env.tolerance
     way = (env.goal[:, :3] - env.engine.body_pos[:, OBJECT]).norm(dim=1)
     of_object = rotate(env.engine.body_quat[:, None, OBJECT], env.keypoint_offsets)

@@ -27,7 +27,7 @@ HAND_NOISE = 0.15  # rad, of the open hand
 EXTRA_CLOSING = (0.0, 0.5)  # rad that the hand's targets go beyond HAND_SHUT
 TOWARDS_PALM = (0.0, 0.5)  # share of the way from between the fingertips to the palm at which the object is put
 CENTRE_NOISE = 0.015  # m, of that place
-GRASP_HEIGHT = scene.TABLE_TOP + 0.27  # m: where the fingertips are lower, another pose is drawn
+GRASP_HEIGHT = scene.TABLE_TOP + 0.27  # m: where the middle of the fingertips is lower, another pose is drawn
 POSE_DRAWS = 4  # at most
 
 # Control steps

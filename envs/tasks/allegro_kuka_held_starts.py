@@ -37,7 +37,7 @@ AT_REST = 0.1  # m/s, below which a thrown object is not in flight
 HOLDING_STEPS = 30
 DROP_HEIGHT = 0.3  # m of a held object's centre above the goal in a bucket beneath it; the rim is halfway
 RIM_HEIGHT = 0.2  # m above the table of the rim of a bucket beside it, as high as an object counts as lifted
-BUCKET_CLEARANCE = 0.05  # m from the robot and from the table of a bucket that is brought nearer
+BUCKET_CLEARANCE = 0.05  # m between a bucket that is brought nearer and the robot, or the table that it is beside
 
 
 class Start(NamedTuple):
@@ -84,9 +84,9 @@ THROW_STARTS = (
     *(start._replace(apart=(0.0, 1.0)) for start in STARTS[2:] if start.held),
     *(start for start in STARTS if not start.held),
 )
-# Of Reorientation, where the object stays in the hand after a success. The tolerance is so large that an object in the
-# right place need not be turned if that would carry its keypoints less far than the success distance. A number in a
-# name is the end of `turn`, in percent. Turning is learned with objects held high, and lifting does not wait for it
+# Of Reorientation, where the object stays in the hand after a success. In the right place, an object need not be turned
+# if the turn to its goal would carry each keypoint less far than the success distance. The number in a name is the
+# upper end of `turn`, in percent. Turning is learned with objects held high, and lifting does not wait for it
 REORIENTATION_STARTS = (
     Start("high_50", later=False, held="high", lifted=True, apart=(0.0, 0.4), turn=(0.0, 0.5)),  # and moved little
     Start("high_100", later=False, held="high", lifted=True, apart=(0.0, 1.0), turn=(0.5, 1.0)),
@@ -387,16 +387,14 @@ def bearing_difference(start, end):
 def turn_as_far(start, end, share):
     """The rotation (N, 4) that carries every point share (N,) times as far from start (N, 4) as end (N, 4) does.
 
-    It is on the way from start to end, or beyond end, at most half a turn from start. A rotation by the angle a carries
-    a point 2 r sin(a / 2) far, where r is its distance from the axis.
+    It is on the way from start to end, or beyond end, but at most half a turn from start, which may be less far. A
+    rotation by the angle a carries a point 2 r sin(a / 2) far, where r is its distance from the axis.
     """
-    cosine = (start * end).sum(1)  # of half the angle
-    end = torch.where(cosine[:, None] < 0.0, -end, end)  # the shorter way
-    cosine = cosine.abs().clamp(max=1.0)
-    sine = (1.0 - cosine.square()).sqrt().clamp(min=1e-6)
-    share = share.minimum(1.0 / sine)  # half a turn
-    of_start = (1.0 - (share * sine).square()).clamp(min=0.0).sqrt() - share * cosine
-    return of_start[:, None] * start + share[:, None] * end
+    cosine = (start * end).sum(1, keepdim=True)  # of half the angle
+    end = torch.where(cosine < 0.0, -end, end)  # the shorter way
+    across = end - cosine.abs() * start  # as long as the sine of half the angle
+    sine = (share * across.norm(dim=1)).clamp(max=1.0)[:, None]  # after the turn
+    return (1.0 - sine.square()).sqrt() * start + sine * torch.nn.functional.normalize(across, dim=1)
 
 
 class AllegroKukaReorientationHeldStarts(HeldStarts, RelativeHandTargets, AllegroKukaReorientation):
@@ -407,7 +405,7 @@ class AllegroKukaReorientationHeldStarts(HeldStarts, RelativeHandTargets, Allegr
     def turn_goal(self, mask):
         """Turn the goals of mask (N,) bool about the axis of the turn to them, as far as their kinds of start say.
 
-        Small objects may need more than half a turn; they get half a turn.
+        For some small objects, half a turn is not as far. Their goals are half a turn away.
         """
         least, most = self.turn[self.kind].unbind(1)
         distance = NEAR_FACTOR * self.tolerance * (least + (most - least) * self.uniform(0.0, 1.0))
