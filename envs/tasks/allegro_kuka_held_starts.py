@@ -54,6 +54,7 @@ class Start(NamedTuple):
     turn: Optional[Tuple[float, float]] = None
     back_to: float = 1.0  # where the robot is put on the way from a start pose, 0, to where it was, 1
     after: str = ""  # the kind that is learned before it, if not the one above it in the table
+    by_lifting: bool = False  # whether the curriculum counts it as solved once the object has been lifted
 
 
 # From the task's end back to its beginning. How the held ones come about: allegro_kuka_grasp_search.py
@@ -73,15 +74,17 @@ STARTS = (
     Start("next", first=False, factor=0.15),  # where it was, as in the original task
 )
 # Of Throw, where a start is harder the farther away the bucket is. A number in a name is the largest share of the way
-# to the goal that is left, in percent. Far throws are learned with objects held high; lifting does not wait for them
+# to the goal that is left, in percent. Throwing is learned with objects held high, lifting with those at the table.
+# Neither waits for the other: few throws hit, so if the lifted object had to be in the bucket, too, the kinds from
+# which objects are rarely lifted would hardly be tried
 THROW_STARTS = (
     Start("high_20", held="high", lifted=True, apart=(0.0, 0.2)),  # mostly above the bucket, where letting go is enough
     Start("high_40", held="high", lifted=True, apart=(0.2, 0.4)),
     Start("high_60", held="high", lifted=True, apart=(0.4, 0.6)),
     Start("high_80", held="high", lifted=True, apart=(0.6, 0.8)),
     Start("high", held="high", lifted=True, apart=(0.8, 1.0)),
-    STARTS[1]._replace(apart=(0.0, 1.0), after="high_20"),
-    *(start._replace(apart=(0.0, 1.0)) for start in STARTS[2:] if start.held),
+    STARTS[1]._replace(apart=(0.0, 1.0), after="high_20", by_lifting=True),
+    *(start._replace(apart=(0.0, 1.0), by_lifting=True) for start in STARTS[2:] if start.held),
     *(start for start in STARTS if not start.held),
 )
 # Of Reorientation, where the object stays in the hand after a success. In the right place, an object need not be turned
@@ -107,10 +110,11 @@ class StartCurriculum:
     """Draws the kinds of start with which goals begin: what is within reach first, then what is still left to learn.
 
     A kind's weight is (p + NEXT q + UNSOLVED) (1 - p)^4 times its factor, for the share p of its recent goals that were
-    reached, and the same share q of the kind that is learned before it, if there is one.
+    solved, and the same share q of the kind that is learned before it, if there is one. A goal is solved if it was
+    reached or, where the kind is `by_lifting`, if the object was lifted.
 
     Some goals begin with the object near enough to them, so that a hand that stands still reaches them. They count in
-    p, but not in `moved_share`, which is for the log alone.
+    p, but not in `moved_share`, the share of the others that were reached, which is for the log alone.
     """
 
     def __init__(self, starts, num_envs, device):
@@ -121,10 +125,13 @@ class StartCurriculum:
         self.solved_share = torch.full((len(starts),), 0.5, device=device)
         self.moved_share = self.solved_share.clone()
         self.began_near = torch.zeros(num_envs, dtype=torch.bool, device=device)  # whether the present goal did
+        self.by_lifting = torch.tensor([start.by_lifting for start in starts], device=device)
+        self.lifted = torch.zeros_like(self.began_near)  # which objects were, before some were put on the table again
 
     def record(self, kind, ended, reached):
         """Count the goals of ended (N,) bool, of which reached (N,) bool. kind (N,): that they began with."""
-        self.solved_share = count_in(self.solved_share, kind, ended, reached)
+        solved = torch.where(self.by_lifting[kind], self.lifted, reached)
+        self.solved_share = count_in(self.solved_share, kind, ended, solved)
         self.moved_share = count_in(self.moved_share, kind, ended & ~self.began_near, reached)
 
     def weights(self):
@@ -145,12 +152,12 @@ class StartCurriculum:
             getattr(self, name).copy_(value)
 
 
-def count_in(share, kind, ended, reached):
-    """Shares (kinds,) of recent goals that were reached, after those of ended (N,) bool, of which reached (N,) bool."""
+def count_in(share, kind, ended, solved):
+    """Shares (kinds,) of recent goals that were solved, after those of ended (N,) bool, of which solved (N,) bool."""
     kinds = torch.arange(len(share), device=kind.device)
     ended = ended[:, None] & (kind[:, None] == kinds)
     count = ended.sum(0)
-    successes = (ended & reached[:, None]).sum(0)
+    successes = (ended & solved[:, None]).sum(0)
     return share + (successes - count * share) / (count + RECENT)
 
 
@@ -212,6 +219,10 @@ class HeldStarts:
             self.start_curriculum.record(self.kind, ended, reached)
             uniform = self.uniform(1e-6, 1.0 - 1e-6, len(self.starts))
             self.begin_with(mask, self.start_curriculum.draw(self.possible_starts(), uniform))
+
+    def place_object(self, mask, qpos, qvel):
+        self.start_curriculum.lifted = self.lifted
+        super().place_object(mask, qpos, qvel)
 
     def possible_starts(self):
         """Which kinds each environment's next goal may begin with (N, kinds) bool."""
