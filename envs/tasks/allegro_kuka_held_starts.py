@@ -89,15 +89,16 @@ THROW_STARTS = (
 )
 # Of Reorientation, where the object stays in the hand after a success. In the right place, an object need not be turned
 # if the turn to its goal would carry each keypoint less far than the success distance. The number in a name is the
-# upper end of `turn`, in percent. Turning is learned with objects held high, and lifting does not wait for it
+# upper end of `turn`, in percent. Turning is learned with objects held high, lifting with those at the table, and
+# neither waits for the other, as in Throw
 REORIENTATION_STARTS = (
     Start("high_50", later=False, held="high", lifted=True, apart=(0.0, 0.4), turn=(0.0, 0.5)),  # and moved little
     Start("high_100", later=False, held="high", lifted=True, apart=(0.0, 1.0), turn=(0.5, 1.0)),
     Start("high_125", later=False, held="high", lifted=True, apart=(0.0, 1.0), turn=(1.0, 1.25)),
     Start("high_150", later=False, held="high", lifted=True, apart=(0.0, 1.0), turn=(1.25, 1.5)),
     Start("high", later=False, held="high", lifted=True, apart=(0.0, 1.0)),
-    STARTS[1]._replace(later=False, turn=(0.0, 1.0), after="high_50"),
-    *(start._replace(later=False, turn=(0.0, 1.0)) for start in STARTS[2:] if start.held),
+    STARTS[1]._replace(later=False, turn=(0.0, 1.0), after="high_50", by_lifting=True),
+    *(start._replace(later=False, turn=(0.0, 1.0), by_lifting=True) for start in STARTS[2:] if start.held),
     Start("original", later=False, factor=3.0),
     Start("next_100", first=False, turn=(0.0, 1.0), after="high_100"),
     Start("next_125", first=False, turn=(1.0, 1.25)),
