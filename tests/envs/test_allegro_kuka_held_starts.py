@@ -638,6 +638,20 @@ def test_what_lay_on_the_table_counts_as_solved_once_it_has_been_lifted(env_id):
     assert env.start_curriculum.moved_share[kinds].tolist() == pytest.approx([after_three, after_three])
 
 
+@pytest.mark.parametrize("table", [THROW_STARTS, REORIENTATION_STARTS])
+def test_lifting_has_half_of_the_weight(table):
+    curriculum = StartCurriculum(table, 4, "cpu")
+    curriculum.solved_share = torch.linspace(0.0, 0.9, len(table))
+    weights = curriculum.weights()
+    by_lifting = torch.tensor([start.name in HELD[1:] for start in table])  # low to far
+    assert weights[by_lifting].sum().item() == pytest.approx(weights[~by_lifting].sum().item())
+    curriculum.by_lifting.fill_(False)
+    unscaled = curriculum.weights()
+    assert torch.equal(weights[~by_lifting], unscaled[~by_lifting])
+    ratio = weights[by_lifting] / unscaled[by_lifting]
+    torch.testing.assert_close(ratio, ratio[:1].expand_as(ratio))
+
+
 def test_goals_that_begin_reached_are_left_out_of_the_share_that_was_moved():
     env, held = make("high")
     object_position = env.engine.body_pos[:, task.OBJECT]
