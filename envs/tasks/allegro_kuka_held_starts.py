@@ -112,8 +112,8 @@ class StartCurriculum:
 
     A kind's weight is (p + NEXT q + UNSOLVED) (1 - p)^4 times its factor, for the share p of its recent goals that were
     solved, and the same share q of the kind that is learned before it, if there is one. A goal is solved if it was
-    reached or, where the kind is `by_lifting`, if the object was lifted. The kinds that are `by_lifting` are scaled to
-    have together the weight of all others, so that lifting is practised as often as what follows.
+    reached or, where the kind is `by_lifting`, if the object was lifted. Where both are possible, half of the goals
+    begin with kinds that are `by_lifting`, so that lifting is practised as often as what follows.
 
     Some goals begin with the object near enough to them, so that a hand that stands still reaches them. They count in
     p, but not in `moved_share`, the share of the others that were reached, which is for the log alone.
@@ -138,15 +138,16 @@ class StartCurriculum:
 
     def weights(self):
         before = self.solved_share[self.before].masked_fill(self.before < 0, 0.0)
-        weight = (self.solved_share + NEXT * before + UNSOLVED) * (1.0 - self.solved_share).pow(4) * self.factor
-        lifting = (weight * self.by_lifting).sum()
-        others = (weight * ~self.by_lifting).sum()
-        return torch.where(self.by_lifting, weight * others / lifting.clamp(min=1e-12), weight)
+        return (self.solved_share + NEXT * before + UNSOLVED) * (1.0 - self.solved_share).pow(4) * self.factor
 
     def draw(self, possible, uniform):
         """A kind for every environment (N,) among those of possible (N, kinds) bool; uniform (N, kinds) in (0, 1)."""
+        weight = self.weights() * possible
+        lifting = (weight * self.by_lifting).sum(1, keepdim=True)
+        others = (weight * ~self.by_lifting).sum(1, keepdim=True)
+        weight = torch.where(self.by_lifting, weight * others / lifting.clamp(min=1e-12), weight)
         exponential = uniform.log().neg()  # the largest ratio of weight to exponential numbers is drawn by weight
-        return (self.weights() * possible / exponential).argmax(1)
+        return (weight / exponential).argmax(1)
 
     def state_dict(self):
         return {name: getattr(self, name).clone() for name in ("solved_share", "moved_share", "began_near")}
