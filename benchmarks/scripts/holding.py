@@ -43,9 +43,9 @@ def begin(env, start):
     env.find_held_states()
     env.reset()
     kind = [each.name for each in env.starts].index(start)
-    has_some = env.held_states.has(env.starts[kind].held)
-    env.begin_with(has_some, torch.full_like(env.kind, kind))
-    return env.observe(), has_some
+    possible = env.possible_starts()[:, kind]
+    env.begin_with(possible, torch.full_like(env.kind, kind))
+    return env.observe(), possible
 
 
 def play(env, obs, player):

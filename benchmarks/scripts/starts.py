@@ -19,40 +19,40 @@ import torch
 
 import envs
 from benchmarks.scripts.help import HelpFormatter
-from envs.rotations import rotate
 from envs.tasks.allegro_kuka import NEAR_FACTOR, OBJECT
 from envs.tasks.allegro_kuka_held_starts import HeldStarts
 from envs.terminal import needs_output
 
 
-def quartiles(values, decimals):
-    return " ".join(f"{value:.{decimals}f}" for value in values.quantile(torch.tensor([0.25, 0.5, 0.75])))
+def quartiles(values):
+    return " ".join(f"{value:.2f}" for value in values.quantile(torch.tensor([0.25, 0.5, 0.75])))
 
 
-def begin(env, kind):
-    """Begin with `kind` (an index) where it is possible. Returns which did (N,) bool, and the goals as drawn (N, 7)."""
-    env.reset()
-    drawn = env.goal.clone()
-    start = env.starts[kind]
-    possible = env.held_states.has(start.held) if start.held else env.zeros(dtype=torch.bool).fill_(True)
-    env.begin_with(possible, torch.full_like(env.kind, kind))
-    return possible, drawn
+def percent(share):
+    return f"{share.float().mean():.0%}"
 
 
 def measure(env, kind):
-    """The cells of a row of the table."""
-    possible, drawn = begin(env, kind)
+    """The cells of a row of the table. kind: index into the task's table of starts."""
+    env.reset()
+    drawn = env.goal[:, :3].clone()
+    possible = env.possible_starts()[:, kind]
     if not possible.any():
         return ["0%", "", "", "", "", ""]
+    env.begin_with(possible, torch.full_like(env.kind, kind))
     success_distance = NEAR_FACTOR * env.tolerance
+    moved = (env.goal[:, :3] != drawn).any(1)
     way = (env.goal[:, :3] - env.engine.body_pos[:, OBJECT]).norm(dim=1)
-    of_object = rotate(env.engine.body_quat[:, None, OBJECT], env.keypoint_offsets)
-    of_goal = rotate(env.goal[:, None, 3:], env.keypoint_offsets)
-    turn = (of_goal - of_object).norm(dim=2).amax(1) / success_distance
-    shares = [(env.goal[:, :3] != drawn[:, :3]).any(1), turn <= 1.0, env.keypoint_distance() <= success_distance]
-    moved, no_turn, near = (f"{share[possible].float().mean():.0%}" for share in shares)
-    environments = f"{possible.float().mean():.0%}"
-    return [environments, moved, quartiles(way[possible], 2), quartiles(turn[possible], 2), no_turn, near]
+    turn = env.turn_distance() / success_distance
+    near = env.keypoint_distance() <= success_distance
+    return [
+        percent(possible),
+        percent(moved[possible]),
+        quartiles(way[possible]),
+        quartiles(turn[possible]),
+        percent(turn[possible] <= 1.0),
+        percent(near[possible]),
+    ]
 
 
 @needs_output()

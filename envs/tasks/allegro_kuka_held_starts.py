@@ -128,7 +128,7 @@ class StartCurriculum:
         self.moved_share = self.solved_share.clone()
         self.began_near = torch.zeros(num_envs, dtype=torch.bool, device=device)  # whether the present goal did
         self.by_lifting = torch.tensor([start.by_lifting for start in starts], device=device)
-        self.lifted = torch.zeros_like(self.began_near)  # which objects were, before some were put on the table again
+        self.lifted = torch.zeros_like(self.began_near)  # which objects were, before new goals began
 
     def record(self, kind, ended, reached):
         """Count the goals of ended (N,) bool, of which reached (N,) bool. kind (N,): that they began with."""
@@ -226,9 +226,13 @@ class HeldStarts:
             uniform = self.uniform(1e-6, 1.0 - 1e-6, len(self.starts))
             self.begin_with(mask, self.start_curriculum.draw(self.possible_starts(), uniform))
 
-    def place_object(self, mask, qpos, qvel):
+    def begin_next_goal(self, mask):
         self.start_curriculum.lifted = self.lifted
-        super().place_object(mask, qpos, qvel)
+        super().begin_next_goal(mask)
+
+    def reset_where(self, mask):
+        self.start_curriculum.lifted = self.lifted
+        super().reset_where(mask)
 
     def possible_starts(self):
         """Which kinds each environment's next goal may begin with (N, kinds) bool."""
@@ -279,6 +283,12 @@ class HeldStarts:
 
     def turn_goal(self, mask):
         """Turn the goals of mask (N,) bool as their kinds of start say; only in Reorientation."""
+
+    def turn_distance(self):
+        """How far the turn to the goal alone carries the farthest keypoint (N,) m."""
+        of_object = rotate(self.engine.body_quat[:, None, OBJECT], self.keypoint_offsets)
+        of_goal = rotate(self.goal[:, None, 3:], self.keypoint_offsets)
+        return (of_goal - of_object).norm(dim=2).amax(1)
 
     def lost(self, near, fingertip_distance):
         farther = fingertip_distance.amin(1) - self.closest_fingertip.amin(1)
@@ -426,11 +436,8 @@ class AllegroKukaReorientationHeldStarts(HeldStarts, RelativeHandTargets, Allegr
         """
         least, most = self.turn[self.kind].unbind(1)
         distance = NEAR_FACTOR * self.tolerance * (least + (most - least) * self.uniform(0.0, 1.0))
-        rotation = self.engine.body_quat[:, OBJECT]
-        of_object = rotate(rotation[:, None], self.keypoint_offsets)
-        of_goal = rotate(self.goal[:, None, 3:], self.keypoint_offsets)
-        farthest = (of_goal - of_object).norm(dim=2).amax(1)
-        turned = turn_as_far(rotation, self.goal[:, 3:], distance / farthest.clamp(min=1e-6))
+        share = distance / self.turn_distance().clamp(min=1e-6)
+        turned = turn_as_far(self.engine.body_quat[:, OBJECT], self.goal[:, 3:], share)
         self.goal[:, 3:] = torch.where(mask[:, None], turned, self.goal[:, 3:])
         self.engine.set_mocap(mask, self.goal[:, None])
 
