@@ -54,7 +54,6 @@ class Start(NamedTuple):
     turn: Optional[Tuple[float, float]] = None
     back_to: float = 1.0  # where the robot is put on the way from a start pose, 0, to where it was, 1
     after: str = ""  # the kind that is learned before it, if not the one above it in the table
-    by_lifting: bool = False  # whether the curriculum counts it as solved once the object has been lifted
 
 
 # From the task's end back to its beginning. How the held ones come about: allegro_kuka_grasp_search.py
@@ -74,17 +73,17 @@ STARTS = (
     Start("next", first=False, factor=0.15),  # where it was, as in the original task
 )
 # Of Throw, where a start is harder the farther away the bucket is. A number in a name is the largest share of the way
-# to the goal that is left, in percent. Throwing is learned with objects held high, lifting with those at the table.
-# Neither waits for the other: few throws hit, so if the lifted object had to be in the bucket, too, the kinds from
-# which objects are rarely lifted would hardly be tried
+# to the goal that is left, in percent. Far throws are learned with objects held high, lifting with those at the table.
+# Neither waits for the other: if objects at the table had to be thrown far, too, few goals would be reached, and the
+# kinds from which objects are rarely lifted would hardly be tried
 THROW_STARTS = (
     Start("high_20", held="high", lifted=True, apart=(0.0, 0.2)),  # mostly above the bucket, where letting go is enough
     Start("high_40", held="high", lifted=True, apart=(0.2, 0.4)),
     Start("high_60", held="high", lifted=True, apart=(0.4, 0.6)),
     Start("high_80", held="high", lifted=True, apart=(0.6, 0.8)),
     Start("high", held="high", lifted=True, apart=(0.8, 1.0)),
-    STARTS[1]._replace(apart=(0.0, 1.0), after="high_20", by_lifting=True),
-    *(start._replace(apart=(0.0, 1.0), by_lifting=True) for start in STARTS[2:] if start.held),
+    STARTS[1]._replace(apart=(0.0, 0.2), after="high_20"),
+    *(start._replace(apart=(0.0, 0.2)) for start in STARTS[2:] if start.held),
     *(start for start in STARTS if not start.held),
 )
 # Of Reorientation, where the object stays in the hand after a success. In the right place, an object need not be turned
@@ -97,8 +96,8 @@ REORIENTATION_STARTS = (
     Start("high_125", later=False, held="high", lifted=True, apart=(0.0, 1.0), turn=(1.0, 1.25)),
     Start("high_150", later=False, held="high", lifted=True, apart=(0.0, 1.0), turn=(1.25, 1.5)),
     Start("high", later=False, held="high", lifted=True, apart=(0.0, 1.0)),
-    STARTS[1]._replace(later=False, turn=(0.0, 1.0), after="high_50", by_lifting=True),
-    *(start._replace(later=False, turn=(0.0, 1.0), by_lifting=True) for start in STARTS[2:] if start.held),
+    STARTS[1]._replace(later=False, turn=(0.0, 0.5), after="high_50"),
+    *(start._replace(later=False, turn=(0.0, 0.5)) for start in STARTS[2:] if start.held),
     Start("original", later=False, factor=3.0),
     Start("next_100", first=False, turn=(0.0, 1.0), after="high_100"),
     Start("next_125", first=False, turn=(1.0, 1.25)),
@@ -111,9 +110,7 @@ class StartCurriculum:
     """Draws the kinds of start with which goals begin: what is within reach first, then what is still left to learn.
 
     A kind's weight is (p + NEXT q + UNSOLVED) (1 - p)^4 times its factor, for the share p of its recent goals that were
-    solved, and the same share q of the kind that is learned before it, if there is one. A goal is solved if it was
-    reached or, where the kind is `by_lifting`, if the object was lifted. Where both are possible, half of the goals
-    begin with kinds that are `by_lifting`, so that lifting is practised as often as what follows.
+    reached, and the same share q of the kind that is learned before it, if there is one.
 
     Some goals begin with the object near enough to them, so that a hand that stands still reaches them. They count in
     p, but not in `moved_share`, the share of the others that were reached, which is for the log alone.
@@ -127,13 +124,10 @@ class StartCurriculum:
         self.solved_share = torch.full((len(starts),), 0.5, device=device)
         self.moved_share = self.solved_share.clone()
         self.began_near = torch.zeros(num_envs, dtype=torch.bool, device=device)  # whether the present goal did
-        self.by_lifting = torch.tensor([start.by_lifting for start in starts], device=device)
-        self.lifted = torch.zeros_like(self.began_near)  # which objects were, before new goals began
 
     def record(self, kind, ended, reached):
         """Count the goals of ended (N,) bool, of which reached (N,) bool. kind (N,): that they began with."""
-        solved = torch.where(self.by_lifting[kind], self.lifted, reached)
-        self.solved_share = count_in(self.solved_share, kind, ended, solved)
+        self.solved_share = count_in(self.solved_share, kind, ended, reached)
         self.moved_share = count_in(self.moved_share, kind, ended & ~self.began_near, reached)
 
     def weights(self):
@@ -142,12 +136,8 @@ class StartCurriculum:
 
     def draw(self, possible, uniform):
         """A kind for every environment (N,) among those of possible (N, kinds) bool; uniform (N, kinds) in (0, 1)."""
-        weight = self.weights() * possible
-        lifting = (weight * self.by_lifting).sum(1, keepdim=True)
-        others = (weight * ~self.by_lifting).sum(1, keepdim=True)
-        weight = torch.where(self.by_lifting, weight * others / lifting.clamp(min=1e-12), weight)
         exponential = uniform.log().neg()  # the largest ratio of weight to exponential numbers is drawn by weight
-        return (weight / exponential).argmax(1)
+        return (self.weights() * possible / exponential).argmax(1)
 
     def state_dict(self):
         return {name: getattr(self, name).clone() for name in ("solved_share", "moved_share", "began_near")}
@@ -158,12 +148,12 @@ class StartCurriculum:
             getattr(self, name).copy_(value)
 
 
-def count_in(share, kind, ended, solved):
-    """Shares (kinds,) of recent goals that were solved, after those of ended (N,) bool, of which solved (N,) bool."""
+def count_in(share, kind, ended, reached):
+    """Shares (kinds,) of recent goals that were reached, after those of ended (N,) bool, of which reached (N,) bool."""
     kinds = torch.arange(len(share), device=kind.device)
     ended = ended[:, None] & (kind[:, None] == kinds)
     count = ended.sum(0)
-    successes = (ended & solved[:, None]).sum(0)
+    successes = (ended & reached[:, None]).sum(0)
     return share + (successes - count * share) / (count + RECENT)
 
 
@@ -225,14 +215,6 @@ class HeldStarts:
             self.start_curriculum.record(self.kind, ended, reached)
             uniform = self.uniform(1e-6, 1.0 - 1e-6, len(self.starts))
             self.begin_with(mask, self.start_curriculum.draw(self.possible_starts(), uniform))
-
-    def begin_next_goal(self, mask):
-        self.start_curriculum.lifted = self.lifted
-        super().begin_next_goal(mask)
-
-    def reset_where(self, mask):
-        self.start_curriculum.lifted = self.lifted
-        super().reset_where(mask)
 
     def possible_starts(self):
         """Which kinds each environment's next goal may begin with (N, kinds) bool."""

@@ -324,7 +324,7 @@ def keypoints_way(env, rotation):
 
 
 @pytest.mark.parametrize(
-    "start, least, most", [("high_50", 0.0, 0.5), ("high_125", 1.0, 1.25), ("low", 0.0, 1.0), ("next_150", 1.25, 1.5)]
+    "start, least, most", [("high_50", 0.0, 0.5), ("high_125", 1.0, 1.25), ("low", 0.0, 0.5), ("next_150", 1.25, 1.5)]
 )
 @pytest.mark.parametrize("tolerance", [0.075, 0.05])
 def test_in_reorientation_a_goal_turns_as_far_as_its_start_says(start, least, most, tolerance):
@@ -490,9 +490,9 @@ def test_buckets_come_nearer_to_objects_at_the_table(start):
         shares.append(share[moved])
         assert not any(bucket_touches(env, world) for world in moved.nonzero().squeeze(1).tolist())
     shares = torch.cat(shares)
-    assert -1e-4 < shares.min() < 0.1
-    assert 0.9 < shares.max() < 1.0001
-    assert abs(shares.mean() - 0.5) < 0.1
+    assert -1e-4 < shares.min() < 0.02
+    assert 0.18 < shares.max() < 0.2001
+    assert abs(shares.mean() - 0.1) < 0.02
 
 
 def bucket_touches(env, world):
@@ -617,53 +617,6 @@ def test_a_success_counts_for_the_kind_that_its_goal_began_with():
     torch.testing.assert_close(env.start_curriculum.solved_share, expected)
     logged = env.metrics()
     assert [logged[f"solved_from_{name}"] for name in NAMES] == env.start_curriculum.solved_share.tolist()
-
-
-@pytest.mark.parametrize("env_id", [THROW, REORIENTATION])
-def test_what_lay_on_the_table_counts_as_solved_once_it_has_been_lifted(env_id):
-    """Half of the goals began with each kind. The first nine objects of each were lifted, the other three at goals."""
-    env, _ = make("low", env_id)
-    env.shortened.fill_(False)
-    env.episode_length.fill_(1)
-    lifted = torch.arange(24) % 12 < 9
-    env.kind = torch.where(torch.arange(24) < 12, kind_of(env, "low"), kind_of(env, "high"))
-    env.start_curriculum.began_near.fill_(False)
-    env.lifted = lifted
-    env.near_steps = torch.where(lifted, 0, env.success_steps).to(env.near_steps.dtype)
-    env.reset_where(EVERYWHERE)
-    kinds = [kind_of(env, start) for start in ("low", "high")]
-    after_nine = 0.5 + (9.0 - 0.5 * 12.0) / 512.0  # of twelve goals
-    after_three = 0.5 + (3.0 - 0.5 * 12.0) / 512.0
-    assert env.start_curriculum.solved_share[kinds].tolist() == pytest.approx([after_nine, after_three])
-    assert env.start_curriculum.moved_share[kinds].tolist() == pytest.approx([after_three, after_three])
-
-
-@pytest.mark.parametrize("env_id", [THROW, REORIENTATION])
-def test_a_lifted_object_counts_where_its_goal_is_reached_too(env_id):
-    env, held = make("low", env_id)
-    env.shortened.fill_(False)
-    env.episode_length.fill_(1)
-    env.lifted = held.clone()
-    env.near_steps.fill_(env.success_steps)
-    env.begin_next_goal(held)
-    share = env.start_curriculum.solved_share[kind_of(env, "low")].item()
-    assert share == pytest.approx(0.5 + 0.5 * held.sum().item() / (held.sum().item() + 500.0))
-
-
-@pytest.mark.parametrize("table", [THROW_STARTS, REORIENTATION_STARTS])
-def test_half_of_the_first_goals_are_for_lifting(table):
-    curriculum = StartCurriculum(table, 4, "cpu")
-    curriculum.solved_share = torch.linspace(0.0, 0.9, len(table))
-    by_lifting = torch.tensor([start.name in HELD[1:] for start in table])  # low to far
-    possible = torch.tensor([start.first for start in table]).repeat(20_000, 1)
-    uniform = torch.rand(20_000, len(table), generator=torch.Generator().manual_seed(1)).clamp(min=1e-6)
-    share = curriculum.draw(possible, uniform).bincount(minlength=len(table)) / 20_000.0
-    weights = curriculum.weights() * possible[0]
-    for lesson in (by_lifting, ~by_lifting):
-        expected = 0.5 * weights[lesson] / weights[lesson].sum()
-        torch.testing.assert_close(share[lesson], expected, atol=0.015, rtol=0.0)  # four standard errors
-    without_states = curriculum.draw(possible & ~by_lifting, uniform)
-    assert not by_lifting[without_states].any()
 
 
 def test_goals_that_begin_reached_are_left_out_of_the_share_that_was_moved():
