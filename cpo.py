@@ -363,7 +363,8 @@ def offpolicy_batch(agent, batch, rewards, next_obs, terminated, ends, columns, 
 
     Kept: observation, action, behaviour log-probability, LSTM state before the window. Recomputed with the learner's
     latent: old policy, values, advantages and critic targets (SAPG Eq. 6, EPO Eq. 8), mu (SAPG Eq. 3, EPO Eq. 4).
-    rewards, terminated, ends (T, N); next_obs (T, N, D): what each action led to, final_obs at an episode's end.
+    rewards (T, C): what the learners get for the actions. terminated, ends (T, N); next_obs (T, N, D): what each action
+    led to, final_obs at an episode's end.
     """
     off = {key: value[:, columns] for key, value in batch.items()}
     ids = learners[None]
@@ -382,7 +383,7 @@ def offpolicy_batch(agent, batch, rewards, next_obs, terminated, ends, columns, 
     off["logstds"] = agent.actor_logstd[ids]
     off["values"] = values
     off["advantages"] = offpolicy_advantages(
-        rewards[:, columns], raw_values, next_values, ends[:, columns], ratios, args.gamma, args.off_policy_lambda
+        rewards, raw_values, next_values, ends[:, columns], ratios, args.gamma, args.off_policy_lambda
     )
     off["returns"] = raw_values + off["advantages"]
     if args.off_policy_mu:
@@ -394,22 +395,23 @@ def offpolicy_batch(agent, batch, rewards, next_obs, terminated, ends, columns, 
 # ----------------------------------------------------------------------------------------------------------------------
 # CPO: followers near the leader, and apart from each other
 # ----------------------------------------------------------------------------------------------------------------------
-def awac_batch(agent, batch, rewards, next_obs, terminated, ends, args):
+def awac_batch(agent, batch, agent_rewards, next_obs, terminated, ends, args):
     """Data of CPO Eq. 10: every follower imitates all of the leader's columns, P = (A - 1) n pairs of the two.
 
-    Arguments as in offpolicy_batch. Returns for each pair the leader's column (P,), the follower's id (P,) and the
-    follower's own advantages (T, P). Columns are indices, not copies of observations, and working in chunks bounds the
-    memory whatever A is.
+    agent_rewards (T, N, A): what each agent gets for each action; other arguments as in offpolicy_batch. Returns for
+    each pair the leader's column (P,), the follower's id (P,) and the follower's own advantages (T, P). Columns are
+    indices, not copies of observations, and working in chunks bounds the memory whatever A is.
     """
-    device = rewards.device
-    n = rewards.shape[1] // args.num_agents
+    device = agent_rewards.device
+    n = agent_rewards.shape[1] // args.num_agents
     num_imitators = args.num_agents - 1 if args.awac_coef else 0
     columns = torch.arange(LEADER * n, (LEADER + 1) * n, device=device).repeat(num_imitators)
     followers = LEADER + 1 + torch.arange(num_imitators, device=device).repeat_interleave(n)
-    chunk_size = max(n, rewards.shape[1] // args.num_minibatches)
-    advantages = [torch.zeros_like(rewards[:, :0])]  # for torch.cat, where nobody imitates
+    chunk_size = max(n, agent_rewards.shape[1] // args.num_minibatches)
+    advantages = [torch.zeros_like(agent_rewards[:, :0, LEADER])]  # for torch.cat, where nobody imitates
     for chunk, learners in zip(columns.split(chunk_size), followers.split(chunk_size)):
         if len(chunk):
+            rewards = agent_rewards[:, chunk, learners]
             relabelled = offpolicy_batch(agent, batch, rewards, next_obs, terminated, ends, chunk, learners, args)
             advantages.append(relabelled["advantages"])
     return {"columns": columns, "followers": followers, "advantages": torch.cat(advantages, 1)}
@@ -440,9 +442,10 @@ class Discriminator(nn.Module):
 
 
 def discriminator_step(discriminator, optimizer, obs, actions, agent_ids, num_minibatches):
-    """One pass over a window that the discriminator has not seen. obs (T, N, D) normalised, agent_ids (1, N).
+    """One pass over a window that the discriminator has not seen.
 
-    Returns, from before it learned: log D of the agent that acted (T, N), and the share of rows it got right.
+    obs (T, N, D) normalised, actions (T, N, U), agent_ids (1, N). Returns, from before it learned: log D of each agent
+    (T, N, A), and the share of rows it got right.
     """
     labels = agent_ids.expand(len(obs), -1)  # (T, N)
     with torch.no_grad():
@@ -455,7 +458,12 @@ def discriminator_step(discriminator, optimizer, obs, actions, agent_ids, num_mi
         loss.backward()
         harness.average_gradients(discriminator)
         optimizer.step()
-    return log_d.gather(-1, labels[..., None]).squeeze(-1), accuracy
+    return log_d, accuracy
+
+
+def own(values, agent_ids):
+    """Of values (T, N, A) those of the agents that acted (T, N). agent_ids (1, N)."""
+    return values.gather(-1, agent_ids[..., None].expand(len(values), -1, -1)).squeeze(-1)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -593,8 +601,8 @@ def main(argv=None):
         update_start = time.perf_counter()
         raw_values = agent.value_rms.denormalize(values)
         next_values = torch.where(dones[1:], agent.value_rms.denormalize(final_values), raw_values[1:]) * ~terminated
-        # CPO Eq. 12: a reward on top for followers' own data; off-policy data and imitation are valued without it
-        onpolicy_rewards = rewards
+        # CPO Eq. 12: the followers get a reward on top; the leader does not, whoever acted
+        agent_rewards = rewards[..., None].expand(T, N, args.num_agents)  # what each agent gets for each action
         adversarial = {}
         if args.adversarial_coef:
             log_d, accuracy = discriminator_step(
@@ -605,9 +613,11 @@ def main(argv=None):
                 agent_ids,
                 args.num_minibatches,
             )
-            onpolicy_rewards = rewards + args.adversarial_coef * log_d * (agent_ids != LEADER)
-            adversarial["losses/discriminator_loss"] = -log_d.mean()
+            is_follower = torch.arange(args.num_agents, device=device) != LEADER
+            agent_rewards = agent_rewards + args.adversarial_coef * log_d * is_follower
+            adversarial["losses/discriminator_loss"] = -own(log_d, agent_ids).mean()
             adversarial["population/discriminator_accuracy"] = accuracy  # 1 / A: no better than chance
+        onpolicy_rewards = own(agent_rewards, agent_ids)
         advantages = compute_gae(onpolicy_rewards, raw_values[:-1], next_values, dones[1:], args.gamma, args.gae_lambda)
         returns = advantages + raw_values[:-1]
         explained_variance = 1 - advantages.var() / returns.var()
@@ -628,13 +638,16 @@ def main(argv=None):
             "mu": torch.ones_like(returns),  # SAPG Eq. 3
             "is_offpolicy": torch.zeros_like(returns),  # SAPG Eq. 4
         }
-        awac = awac_batch(agent, batch, rewards, next_obs, terminated, dones[1:], args)  # CPO Eq. 10
+        awac = awac_batch(agent, batch, agent_rewards, next_obs, terminated, dones[1:], args)  # CPO Eq. 10
         # SAPG Eq. 3, 6: append what is learned from other agents' data, by default by the leader from the followers'
-        off_columns, learners = sample_offpolicy_columns(
+        off_columns, off_ids = sample_offpolicy_columns(
             agent_ids[0], args.num_agents, args.off_policy_ratio, args.aggregation
         )
         if len(off_columns):
-            off = offpolicy_batch(agent, batch, rewards, next_obs, terminated, dones[1:], off_columns, learners, args)
+            off_rewards = agent_rewards[:, off_columns, off_ids]  # CPO Eq. 12
+            off = offpolicy_batch(
+                agent, batch, off_rewards, next_obs, terminated, dones[1:], off_columns, off_ids, args
+            )
             batch = {key: torch.cat([batch[key], off[key]], 1) for key in batch}  # (T or 1, N + C, ...)
         agent.value_rms.update(raw_values[:-1])  # the released code takes in values beside the returns
         agent.value_rms.update(returns)  # from here on the critic's outputs are in the new units

@@ -15,8 +15,7 @@ import math
 import random
 import time
 from collections import defaultdict
-from dataclasses import dataclass, field
-from types import SimpleNamespace
+from dataclasses import dataclass, field, replace
 from typing import Optional, Tuple
 
 import harness  # before torch: Isaac Gym must be imported first
@@ -330,20 +329,32 @@ def mutate(name, value, rate):
     """PBT: with probability `rate` a new value. DexPBT's factors and limits; of gamma and lambda 1 - value changes."""
     if random.random() >= rate:
         return value
-    if name in ("gamma", "gae_lambda"):
-        return max(1.0 - random.uniform(1.1, 1.2) ** random.choice((-1, 1)) * (1.0 - value), 0.0)
-    value *= random.uniform(1.1, 1.5) ** random.choice((-1, 1))
-    return min(max(value, 0.01), 0.3) if name == "clip_coef" else value
+    near_one = name in ("gamma", "gae_lambda")
+    factor = random.uniform(1.1, 1.2 if near_one else 1.5)
+    if random.choice((True, False)):
+        factor = 1.0 / factor
+    if near_one:
+        return max(1.0 - factor * (1.0 - value), 0.0)
+    if name == "clip_coef":
+        return min(max(factor * value, 0.01), 0.3)
+    return factor * value
 
 
 def parameter_groups(agent, args):
     """PBT: for Adam, one group per agent with its hyperparameters: agent 0's are the flags, the others' mutations."""
-    flags = (args.learning_rate, args.kl_threshold, args.ent_coef, args.gamma, args.gae_lambda, args.clip_coef)
+    flags = {
+        "lr": args.learning_rate,
+        "kl_threshold": args.kl_threshold,
+        "ent_coef": args.ent_coef,
+        "gamma": args.gamma,
+        "gae_lambda": args.gae_lambda,
+        "clip_coef": args.clip_coef,
+    }
     groups = []
     for k, network in enumerate(agent):
         rate = args.mutation_rate if k > 0 else 0.0
-        hyperparameters = {name: mutate(name, flag, rate) for name, flag in zip(MUTATED, flags)}
-        groups.append({"params": network.parameters(), **harness.from_rank_0(hyperparameters)})
+        own = {name: mutate(name, flags[name], rate) for name in MUTATED}
+        groups.append({"params": network.parameters(), **harness.from_rank_0(own)})
     return groups
 
 
@@ -353,13 +364,15 @@ def exploit_and_explore(agent, optimizer, fitness, rate):
     order = fitness.argsort(descending=True, stable=True)  # from the best to the worst
     order = order[fitness[order].isfinite()].tolist()
     count = min(math.ceil(0.3 * len(order)), len(order) // 2)
-    pairs = harness.from_rank_0([(k, random.choice(order[:count])) for k in order[len(order) - count :]])
+    best = order[:count]
+    worst = order[len(order) - count :]
+    pairs = harness.from_rank_0([(k, random.choice(best)) for k in worst])
     for worse, better in pairs:
         agent[worse].load_state_dict(agent[better].state_dict())  # normalisers too
         for copy, original in zip(groups[worse]["params"], groups[better]["params"]):
             optimizer.state[copy] = {key: value.clone() for key, value in optimizer.state[original].items()}
-        hyperparameters = {name: mutate(name, groups[better][name], rate) for name in MUTATED}
-        groups[worse].update(harness.from_rank_0(hyperparameters))
+        own = {name: mutate(name, groups[better][name], rate) for name in MUTATED}
+        groups[worse].update(harness.from_rank_0(own))
     return pairs
 
 
@@ -449,6 +462,8 @@ def main(argv=None):
         pairs = []
         if copies_are_due and tracker.can_compare(fitness, slice(0, A), at_least=2):
             pairs = exploit_and_explore(agent, optimizer, fitness, args.mutation_rate)
+            for worse, _ in pairs:  # what the replaced network has written into its LSTM means nothing to the copy
+                lstm_states[0, agent_ids[0] == worse] = 0.0
             copied_at.fill_(global_step)
             tracker.restart()
 
@@ -522,7 +537,7 @@ def main(argv=None):
             network = agent[k]
             batch = batches[k]
             group = groups[k]
-            own_args = SimpleNamespace(**{**vars(args), "clip_coef": group["clip_coef"], "ent_coef": group["ent_coef"]})
+            own_args = replace(args, clip_coef=group["clip_coef"], ent_coef=group["ent_coef"])
             kls = []
             order = torch.randperm(batch["obs"].shape[1], device=device)
             for columns in order.tensor_split(args.num_minibatches):

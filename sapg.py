@@ -337,7 +337,8 @@ def offpolicy_batch(agent, batch, rewards, next_obs, terminated, ends, columns, 
 
     Kept: observation, action, behaviour log-probability, LSTM state before the window. Recomputed with the learner's
     latent: old policy, values, advantages and critic targets (SAPG Eq. 6, EPO Eq. 8), mu (SAPG Eq. 3, EPO Eq. 4).
-    rewards, terminated, ends (T, N); next_obs (T, N, D): what each action led to, final_obs at an episode's end.
+    rewards (T, C): what the learners get for the actions. terminated, ends (T, N); next_obs (T, N, D): what each action
+    led to, final_obs at an episode's end.
     """
     off = {key: value[:, columns] for key, value in batch.items()}
     ids = learners[None]
@@ -356,7 +357,7 @@ def offpolicy_batch(agent, batch, rewards, next_obs, terminated, ends, columns, 
     off["logstds"] = agent.actor_logstd[ids]
     off["values"] = values
     off["advantages"] = offpolicy_advantages(
-        rewards[:, columns], raw_values, next_values, ends[:, columns], ratios, args.gamma, args.off_policy_lambda
+        rewards, raw_values, next_values, ends[:, columns], ratios, args.gamma, args.off_policy_lambda
     )
     off["returns"] = raw_values + off["advantages"]
     if args.off_policy_mu:
@@ -496,11 +497,13 @@ def main(argv=None):
             "is_offpolicy": torch.zeros_like(returns),  # SAPG Eq. 4
         }
         # SAPG Eq. 3, 6: append what is learned from other agents' data, by default by the leader from the followers'
-        off_columns, learners = sample_offpolicy_columns(
+        off_columns, off_ids = sample_offpolicy_columns(
             agent_ids[0], args.num_agents, args.off_policy_ratio, args.aggregation
         )
         if len(off_columns):
-            off = offpolicy_batch(agent, batch, rewards, next_obs, terminated, dones[1:], off_columns, learners, args)
+            off = offpolicy_batch(
+                agent, batch, rewards[:, off_columns], next_obs, terminated, dones[1:], off_columns, off_ids, args
+            )
             batch = {key: torch.cat([batch[key], off[key]], 1) for key in batch}  # (T or 1, N + C, ...)
         agent.value_rms.update(raw_values[:-1])  # the released code takes in values beside the returns
         agent.value_rms.update(returns)  # from here on the critic's outputs are in the new units

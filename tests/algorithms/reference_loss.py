@@ -205,8 +205,8 @@ def learning_data(run):
                 values = [mean + std * clip(v) for v in old.value[:, p].tolist()]
                 next_values = [mean + std * clip(v) for v in successor_values[:, p].tolist()]
                 next_values = [0.0 if end else v for v, end in zip(next_values, ends)]
+                rewards = [sum(r) for r in zip(rewards, adversarial_rewards(window, e, learner, args))]
                 if kind == "on-policy":
-                    rewards = [sum(r) for r in zip(rewards, adversarial_rewards(window, e, learner, args))]
                     advantages = gae(rewards, values, next_values, dones, args.gamma, args.gae_lambda)
                     targets = [advantage + value for advantage, value in zip(advantages, values)]
                     if args.critic_n_step:

@@ -89,8 +89,8 @@ def test_imitation_needs_no_more_memory_with_more_agents():
         made = make_minibatch(cpo, flags)
         rows = []
         made.agent.mlp.register_forward_pre_hook(lambda mlp, inputs: rows.append(inputs[0].shape[:2].numel()))
-        rewards = torch.zeros(6, 24)
-        never = rewards.bool()
+        never = torch.zeros(6, 24, dtype=torch.bool)
+        rewards = torch.zeros(6, 24, num_agents)
         awac = cpo.awac_batch(made.agent, made.mb, rewards, made.mb["obs"], never, never, made.args)
         pairs = list(zip(awac["followers"].tolist(), awac["columns"].tolist()))
         assert sorted(pairs) == [(follower, column) for follower in range(1, num_agents) for column in range(n)]

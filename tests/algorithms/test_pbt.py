@@ -121,6 +121,24 @@ def test_a_copy_is_a_copy_and_then_goes_its_own_way(copies):
     assert not any(same(x["exp_avg"], y["exp_avg"]) for x, y in zip(moments, others))
 
 
+def test_a_copy_does_not_take_over_the_memory_of_the_network_that_it_replaces(copies, monkeypatch):
+    """At the first step after a copy, its LSTM states are 0, and those of the others are not."""
+    act = pbt.Agent.get_action_and_value
+    checked = []
+
+    def recorded(agent, obs, agent_ids, dones, lstm_state, action=None):
+        if len(copies) > len(checked):
+            remembers = (lstm_state[0] != 0.0).any(1).view(4, -1).all(1)
+            copied = {worse for worse, _ in copies[-1][1]}
+            assert remembers.tolist() == [k not in copied for k in range(4)]
+            checked.append(copied)
+        return act(agent, obs, agent_ids, dones, lstm_state, action)
+
+    monkeypatch.setattr(pbt.Agent, "get_action_and_value", recorded)
+    train(pbt, f"{LONG} --lstm")
+    assert len(checked) > 2
+
+
 def test_fitness_is_of_the_latest_episodes_that_began_after_the_last_copies(copies):
     steps = record(pbt, f"{LONG} --num-steps 3 --num-envs 44").steps
     last = 0
