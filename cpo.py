@@ -159,6 +159,10 @@ def check_args(args):
     most = 1 if args.aggregation == "one-follower" else max(args.num_agents - 1, 1)  # other agents' data over one's own
     if args.off_policy_ratio > most:
         harness.refuse("--off-policy-ratio", args.off_policy_ratio, f"must be at most {most} with {args.aggregation}")
+    own_columns = args.num_envs // args.num_agents // harness.WORLD_SIZE
+    if args.off_policy_ratio and round(args.off_policy_ratio * own_columns) == 0:
+        reason = f"rounds to nothing of an agent's {own_columns} environments; 0: no off-policy data"
+        harness.refuse("--off-policy-ratio", args.off_policy_ratio, reason)
     # CPO
     if args.awac_temperature == 0:
         harness.refuse("--awac-temperature", args.awac_temperature, "must be above 0; --awac-coef 0: no imitation")
@@ -264,7 +268,11 @@ class Agent(nn.Module):
         return self.critic(features).squeeze(-1)
 
     def get_action_and_value(self, obs, agent_ids, dones, lstm_state, action=None):
-        """Action (T, N, U), its log-probability (T, N), the Normal policy, normalised value (T, N), LSTM states."""
+        """Act, or evaluate `action` if it is given.
+
+        Returns action (T, N, U), its log-probability (T, N), the Normal policy, normalised value (T, N), and the LSTM's
+        states after each step (T, N, 2 H).
+        """
         with torch.autocast(obs.device.type, torch.bfloat16, enabled=self.bf16 and torch.is_grad_enabled()):
             x, lstm_states = self.encode(obs, agent_ids, dones, lstm_state)
             features = self.mlp(x)

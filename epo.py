@@ -151,6 +151,10 @@ def check_args(args):
     most = 1 if args.aggregation == "one-follower" else max(args.num_agents - 1, 1)  # other agents' data over one's own
     if args.off_policy_ratio > most:
         harness.refuse("--off-policy-ratio", args.off_policy_ratio, f"must be at most {most} with {args.aggregation}")
+    own_columns = args.num_envs // args.num_agents // harness.WORLD_SIZE
+    if args.off_policy_ratio and round(args.off_policy_ratio * own_columns) == 0:
+        reason = f"rounds to nothing of an agent's {own_columns} environments; 0: no off-policy data"
+        harness.refuse("--off-policy-ratio", args.off_policy_ratio, reason)
     # EPO
     if args.num_agents < 4:
         harness.refuse("--num-agents", args.num_agents, "must be at least 4: the leader, two elites and one to replace")
@@ -258,7 +262,11 @@ class Agent(nn.Module):
         return self.critic(features).squeeze(-1)
 
     def get_action_and_value(self, obs, agent_ids, dones, lstm_state, action=None):
-        """Action (T, N, U), its log-probability (T, N), the Normal policy, normalised value (T, N), LSTM states."""
+        """Act, or evaluate `action` if it is given.
+
+        Returns action (T, N, U), its log-probability (T, N), the Normal policy, normalised value (T, N), and the LSTM's
+        states after each step (T, N, 2 H).
+        """
         with torch.autocast(obs.device.type, torch.bfloat16, enabled=self.bf16 and torch.is_grad_enabled()):
             x, lstm_states = self.encode(obs, agent_ids, dones, lstm_state)
             features = self.mlp(x)
@@ -389,22 +397,19 @@ def offpolicy_batch(agent, batch, rewards, next_obs, terminated, ends, columns, 
 # ----------------------------------------------------------------------------------------------------------------------
 # EPO: the genetic algorithm (Algorithm 1, lines 8-20)
 # ----------------------------------------------------------------------------------------------------------------------
-def fitness_spread(fitness, can_compare, floor):
+def fitness_spread(fitness, floor):
     """The followers' max - min fitness and |median| fitness: `gap` and `scale` of EPO Eq. 3, gap > gamma * scale.
 
-    fitness (A,): NaN where it is not known. can_compare: whether enough is known; if not, both are NaN.
-    floor: the least scale, because every gap exceeds a median of 0.
+    fitness (A,): NaN where it is not known. floor: the least scale, because every gap exceeds a median of 0.
     """
     followers = fitness[LEADER + 1 :]
     gap = followers.nan_to_num(-math.inf).max() - followers.nan_to_num(math.inf).min()
     scale = followers.nanquantile(0.5).abs().clamp(min=floor)
-    return torch.where(can_compare, gap, float("nan")), torch.where(can_compare, scale, float("nan"))
+    return gap, scale
 
 
 def generation_is_due(gap, scale, episodes_since_generation, generation, args):
     """EPO Eq. 3: max - min > gamma * scale; or, with --ga-interval, whether enough episodes have finished."""
-    if gap.isnan():  # the followers cannot be compared yet
-        return False
     if generation == 0 and episodes_since_generation < args.ga_warmup:
         return False
     if args.ga_interval:
@@ -541,17 +546,17 @@ def main(argv=None):
         followers = slice(LEADER + 1, None)
         fitness = tracker.fitness()  # (A,): mean objective of episodes that began after the last generation
         judged_share = tracker.judged_share()[followers]  # of their environments
-        can_compare = tracker.can_compare(fitness, followers, at_least=3)  # two parents and one to replace
-        gap, scale = fitness_spread(fitness, can_compare, getattr(env, "fitness_floor", 1.0))
-        episodes_since_generation = tracker.episodes_per_environment()
-        if not gap.isnan():
-            lineage_stats.complete(fitness)
+        gap = scale = math.nan  # until the followers can be compared
         lineage = []
         evolution = {}
-        if generation_is_due(gap, scale, episodes_since_generation, lineage_stats.generation, args):
-            lineage = genetic_algorithm_step(agent.latents, fitness, optimizer, args)
-            tracker.restart()
-            evolution["evolution/lineage"] = lineage_stats.record(lineage, fitness)
+        if tracker.can_compare(fitness, followers, at_least=3):  # two parents and one to replace
+            gap, scale = fitness_spread(fitness, getattr(env, "fitness_floor", 1.0))
+            lineage_stats.complete(fitness)
+            episodes_since_generation = tracker.episodes_per_environment()
+            if generation_is_due(gap, scale, episodes_since_generation, lineage_stats.generation, args):
+                lineage = genetic_algorithm_step(agent.latents, fitness, optimizer, args)
+                tracker.restart()
+                evolution["evolution/lineage"] = lineage_stats.record(lineage, fitness)
 
         # ---------------------------------------------------------------- Rollout
         rollout_start = time.perf_counter()

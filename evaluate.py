@@ -123,7 +123,8 @@ def make_agent(saved, script, env, device):
 class Player:
     """Acts with agent ids[i] in environment i, remembering the LSTM's state. ids (N,).
 
-    Attributes: dones (1, N), whether the next observation begins an episode; value (1, N), the last estimate.
+    Attributes: dones (1, N), whether the next observation begins an episode; value (1, N), the last
+    estimate, normalised.
     """
 
     def __init__(self, agent, ids, deterministic):
@@ -204,9 +205,12 @@ def find_best(saved, script, seed, engine, device):
     """The agent with the highest mean objective, as found by evaluations with mean actions.
 
     Its latest episodes in training would name the luckiest of many agents. So all play TRIALS episodes, or as much of
-    them as fits into TRIAL_STEPS. The best few then play FINAL_TRIALS others, all from the same beginnings.
+    them as fits into TRIAL_STEPS, each agent in environments of its own. The best few then play FINAL_TRIALS others,
+    all in the same environments.
     """
     num_agents = num_agents_of(saved)
+    if num_agents == 1:
+        return 0
     ids = torch.arange(num_agents, device=device).repeat_interleave(TRIALS)
     print(f"the best agent: {TRIALS} episodes of each of {num_agents}", flush=True)
     trials = play_agents(saved, script, ids, "mean", seed + 1, engine, TRIAL_STEPS)[2].view(num_agents, TRIALS)

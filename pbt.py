@@ -227,7 +227,11 @@ class Network(nn.Module):
         return self.critic(features).squeeze(-1)
 
     def get_action_and_value(self, obs, dones, lstm_state, action=None):
-        """Action (T, N, U), its log-probability (T, N), the Normal policy, normalised value (T, N), LSTM states."""
+        """Act, or evaluate `action` if it is given.
+
+        Returns action (T, N, U), its log-probability (T, N), the Normal policy, normalised value (T, N), and the LSTM's
+        states after each step (T, N, 2 H).
+        """
         with torch.autocast(obs.device.type, torch.bfloat16, enabled=self.bf16 and torch.is_grad_enabled()):
             x, lstm_states = self.encode(obs, dones, lstm_state)
             features = self.mlp(x)
@@ -274,7 +278,11 @@ class Agent(nn.ModuleList):
         return value
 
     def get_action_and_value(self, obs, agent_ids, dones, lstm_state, action=None):
-        """Action (T, N, U), its log-probability (T, N), the Normal policy, normalised value (T, N), LSTM states."""
+        """Act, or evaluate `action` if it is given.
+
+        Returns action (T, N, U), its log-probability (T, N), the Normal policy, normalised value (T, N), and the LSTM's
+        states after each step (T, N, 2 H).
+        """
         outputs = []
         for k in agent_ids.unique().tolist():
             columns = (agent_ids[0] == k).nonzero()[:, 0]

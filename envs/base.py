@@ -175,8 +175,11 @@ class VectorEnv:
             raise AttributeError(f"{name} is a constant; create what changes with zeros() or tensor()")
         super().__setattr__(name, value)
 
-    def uniform(self, low: float, high: float, *shape: int) -> Tensor:
-        """Uniform numbers in [low, high) from the environment's own generator, shape (N, *shape)."""
+    def uniform(self, low, high, *shape: int) -> Tensor:
+        """Uniform numbers in [low, high) from the environment's own generator, shape (N, *shape).
+
+        low and high: numbers, or tensors that are broadcast to this shape.
+        """
         size = (self.num_envs, *shape)
         return low + (high - low) * torch.rand(size, generator=self.generator, device=self.device)
 

@@ -1,4 +1,4 @@
-"""What every script needs and no paper is about: flags, tuned hyperparameters, a run's folder, and diagnostics."""
+"""What several scripts need: flags, tuned hyperparameters, a run's folder, agents' fitness, and diagnostics."""
 
 # ruff: noqa: F401
 from harness.checkpoints import checkpoint_file, load_checkpoint, policy_file, read_checkpoint

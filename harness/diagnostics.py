@@ -136,7 +136,8 @@ class LineageStats:
     def record(self, lineage, fitness):
         """lineage: [(child, parent, parent), ...]; fitness (A,) that they were selected by. Returns the log's text."""
         relative = fitness - fitness[self.leader + 1 :].nanmean()
-        self.pending.update({c: (relative[c].item(), relative[[i, j]].mean().item()) for c, i, j in lineage})
+        for child, *parents in lineage:
+            self.pending[child] = (relative[child].item(), relative[parents].mean().item())
         self.generation += 1
         children = "; ".join(f"{child} <- {i}, {j}" for child, i, j in lineage)
         return f"{self.generation}: {children}; fitness {' '.join(f'{x:.3g}' for x in fitness.tolist())}"

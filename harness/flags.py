@@ -147,10 +147,12 @@ def announce(Args, args, presets):
         rounded = f"{args.num_envs:,} environments, not {presets.requested_envs:,}"
         print(f"{rounded}: a multiple of {blocks}, agents times processes")
     larger = {}
-    for name, value in presets.on_gpu.items():
+    for name in flag_names(Args):
+        if name not in presets.on_gpu:
+            continue
         default = presets.here[name]
-        if value != default and getattr(args, name) == default:
-            larger[name] = value
+        if presets.on_gpu[name] != default and getattr(args, name) == default:
+            larger[name] = presets.on_gpu[name]
     if larger:
         print(textwrap.fill(f"sized for a CPU; for a GPU: {spell(larger)}", 120, **WRAP))
 

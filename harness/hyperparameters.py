@@ -22,6 +22,7 @@ def merge(table, changes):
 # Families of tasks. A family's row in a table, dict.fromkeys(family, row), is the row of each of its tasks
 ALL_ALLEGRO_KUKA = [task for task in TASKS if task.startswith("AllegroKuka")]
 TWO_ARMS = [task for task in ALL_ALLEGRO_KUKA if task.startswith("AllegroKukaTwoArms")]
+THROW = [task for task in ALL_ALLEGRO_KUKA if task.startswith("AllegroKukaThrow")]
 REORIENTATION = [task for task in ALL_ALLEGRO_KUKA if task.startswith("AllegroKukaReorientation")]
 RELATIVE_TARGETS = [task for task in ALL_ALLEGRO_KUKA if task.endswith(("HeldStarts", "RelativeTargets"))]
 ONE_ARM = [task for task in ALL_ALLEGRO_KUKA if task not in (*TWO_ARMS, *RELATIVE_TARGETS)]  # the papers'
@@ -97,8 +98,9 @@ PPO = merge(COMMON, {
 })  # fmt: skip
 PBT = PPO
 SAPG = merge(COMMON, {
-    # half of CPO's 0.005; with two arms of 0.002, as released
+    # Half of CPO's 0.005
     **dict.fromkeys([*REORIENTATION, *FRANKA_CUBES, "ShadowHand"], dict(max_ent_coef=0.0025)),
+    # Half of 0.002, which CPO has in locomotion and the released commands with two arms
     **dict.fromkeys([*TWO_ARMS, "Anymal", "Humanoid"], dict(max_ent_coef=0.001)),
     # The toys are ours, and so are their entropy bonuses
     "Grasp": dict(max_ent_coef=0.005),
@@ -107,7 +109,7 @@ SAPG = merge(COMMON, {
 })  # fmt: skip
 CPO = merge(SAPG, {  # CPO Tables 3-6
     "AllegroHand": dict(awac_coef=0.0005, awac_temperature=0.1, adversarial_coef=0.001),
-    "AllegroKukaThrow": dict(awac_temperature=0.1),
+    **dict.fromkeys(THROW, dict(awac_temperature=0.1)),
     **dict.fromkeys(["Anymal", "Humanoid"], dict(discriminator_sizes=(768, 512, 256))),
     **dict.fromkeys(FRANKA_CUBES, dict(awac_coef=0.0005, awac_temperature=0.1, discriminator_sizes=(256, 128, 64))),
     "ShadowHand": dict(adversarial_coef=0.01),

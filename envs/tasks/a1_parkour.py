@@ -189,7 +189,6 @@ class A1Parkour(VectorEnv):
     num_actions = NUM_JOINTS
     max_episode_steps = EPISODE_STEPS
     frame_rate = 50
-    fitness_floor = 1.0
 
     def __init__(self, num_envs, device, seed, engine="mujoco"):
         super().__init__(num_envs, device, seed)

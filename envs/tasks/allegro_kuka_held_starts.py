@@ -143,7 +143,7 @@ class StartCurriculum:
         return {name: getattr(self, name).clone() for name in ("solved_share", "moved_share", "began_near")}
 
     def load_state_dict(self, state):
-        """Restore what `state_dict` returned; older states have only the solved share."""
+        """Restore what `state_dict` returned."""
         for name, value in state.items():
             getattr(self, name).copy_(value)
 

@@ -673,7 +673,7 @@ def test_epo_eq_3_when_fitness_has_spread(followers, gamma):
     difference = max(followers) - min(followers)
     median = statistics.median(followers)
     for master in (-1000, 1000):
-        gap, unit = epo.fitness_spread(fitness_of(master, *followers), torch.tensor(True), floor)
+        gap, unit = epo.fitness_spread(fitness_of(master, *followers), floor)
         assert gap.item() == difference
         assert unit.item() == (median if median > floor else max(abs(median), floor))
         if median > floor:
@@ -685,12 +685,6 @@ def test_epo_eq_3_has_the_tasks_own_floor(monkeypatch, floor, fires):
     """EPO Eq. 3 at a median near 0: `fitness_floor` is the task's. epo.py: fitness_spread."""
     monkeypatch.setattr(Drift, "fitness_floor", floor)
     assert bool(record(epo, f"{TINY_POPULATION} --total-timesteps 1296 --ga-threshold 0.2").lineages) == fires
-
-
-def test_epo_eq_3_waits_until_the_followers_can_be_compared():
-    gap, scale = epo.fitness_spread(fitness_of(0, 1, 2, 4), torch.tensor(False), 1.0)
-    assert gap.isnan()
-    assert scale.isnan()
 
 
 @pytest.mark.parametrize(
@@ -710,7 +704,7 @@ def test_epo_eq_3_waits_until_the_followers_can_be_compared():
 def test_epo_eq_3_and_when_a_generation_is_due(fitness, episodes, generation, flags, due):
     """EPO Eq. 3: ">", not ">="; or fixed intervals, in which it has no say. epo.py: generation_is_due."""
     args = SimpleNamespace(**{"ga_warmup": 2, "ga_interval": 0, "ga_threshold": 0.3, **flags})
-    gap, median = epo.fitness_spread(fitness_of(*fitness), torch.tensor(True), 0.01)
+    gap, median = epo.fitness_spread(fitness_of(*fitness), 0.01)
     assert bool(epo.generation_is_due(gap, median, torch.tensor(episodes), generation, args)) == due
 
 

@@ -7,7 +7,7 @@ import pathlib
 import re
 import shutil
 import time
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, fields, make_dataclass
 
 import mujoco
 import pytest
@@ -379,6 +379,14 @@ def test_a_flag_of_a_copy_may_have_any_value():
     assert args.log_std_min == -3.0
 
 
+def test_a_copy_may_lack_a_flag_for_which_the_task_has_a_value(capsys):
+    kept = [(field.name, field.type, field) for field in fields(ppo.Args) if field.name != "update_epochs"]
+    Shorter = make_dataclass("Args", kept, namespace={"__module__": "ppo"})
+    args, _ = harness.parse_args(Shorter, hyperparameters.PPO, argv="--no-cuda --env-id AllegroKukaRegrasping".split())
+    assert not hasattr(args, "update_epochs")
+    assert "sized for a CPU; for a GPU: --num-envs 24576" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("steps", [999_999_999, 1_999_999_999, 9_999_999_999])
 def test_pbts_schedule_has_no_jump_in_the_length_of_the_run(steps):
     shorter, longer = (parse(pbt, f"--no-cuda --env-id Moat --total-timesteps {n}") for n in (steps, steps + 1_000_000))
@@ -414,6 +422,7 @@ RATIO = "--num-agents 4 --aggregation leader-follower --off-policy-ratio"
         (sapg, f"{MOAT_64} --num-agents 5", "--num-envs 64", "multiple of 5"),
         (sapg, f"{MOAT_64} --num-agents 0", "--num-agents 0", "above 0"),
         (sapg, f"{MOAT_64} {RATIO} 3.5", "--off-policy-ratio 3.5", "at most 3 "),
+        (sapg, f"{MOAT_64} --num-agents 32 --off-policy-ratio 0.25", "--off-policy-ratio 0.25", "2 environments"),
         (cpo, f"{MOAT_64} {RATIO} 3.5", "--off-policy-ratio 3.5", "at most 3 "),
         (cpo, f"{MOAT_64} --num-agents 4 --off-policy-ratio 2", "--off-policy-ratio 2.0", "at most 1 "),
         (cpo, f"{MOAT_64} --num-agents 4 --awac-temperature 0", "--awac-temperature 0.0", "above 0"),
