@@ -311,7 +311,8 @@ class Viewer:
     def __init__(self, args):
         self.args = args
         self.file = harness.checkpoint_file(harness.policy_file(args.run))
-        self.file_time = os.stat(self.file).st_mtime_ns  # before it is read, lest a newer one pass for the one that was
+        # before the file is read, lest a newer one pass for the one that was; `load` refuses a missing one
+        self.file_time = os.stat(self.file).st_mtime_ns if os.path.isfile(self.file) else None
         self.saved, self.script = load(args.run)
         env = make_env(self.saved, 1, args.seed, "auto", "cpu")
         if getattr(env, "engine", None) is None or not can_render(env):
