@@ -469,8 +469,8 @@ def discriminator_step(discriminator, optimizer, obs, actions, agent_ids, num_mi
     return log_d, accuracy
 
 
-def own(values, agent_ids):
-    """Of values (T, N, A) those of the agents that acted (T, N). agent_ids (1, N)."""
+def of_acting_agents(values, agent_ids):
+    """Select from values (T, N, A) those of the agents that acted, agent_ids (1, N): (T, N)."""
     return values.gather(-1, agent_ids[..., None].expand(len(values), -1, -1)).squeeze(-1)
 
 
@@ -623,9 +623,9 @@ def main(argv=None):
             )
             is_follower = torch.arange(args.num_agents, device=device) != LEADER
             agent_rewards = agent_rewards + args.adversarial_coef * log_d * is_follower
-            adversarial["losses/discriminator_loss"] = -own(log_d, agent_ids).mean()
+            adversarial["losses/discriminator_loss"] = -of_acting_agents(log_d, agent_ids).mean()
             adversarial["population/discriminator_accuracy"] = accuracy  # 1 / A: no better than chance
-        onpolicy_rewards = own(agent_rewards, agent_ids)
+        onpolicy_rewards = of_acting_agents(agent_rewards, agent_ids)
         advantages = compute_gae(onpolicy_rewards, raw_values[:-1], next_values, dones[1:], args.gamma, args.gae_lambda)
         returns = advantages + raw_values[:-1]
         explained_variance = 1 - advantages.var() / returns.var()

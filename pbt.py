@@ -15,7 +15,8 @@ import math
 import random
 import time
 from collections import defaultdict
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Optional, Tuple
 
 import harness  # before torch: Isaac Gym must be imported first
@@ -361,8 +362,8 @@ def parameter_groups(agent, args):
     groups = []
     for k, network in enumerate(agent):
         rate = args.mutation_rate if k > 0 else 0.0
-        own = {name: mutate(name, flags[name], rate) for name in MUTATED}
-        groups.append({"params": network.parameters(), **harness.from_rank_0(own)})
+        mutated = {name: mutate(name, flags[name], rate) for name in MUTATED}
+        groups.append({"params": network.parameters(), **harness.from_rank_0(mutated)})
     return groups
 
 
@@ -379,8 +380,8 @@ def exploit_and_explore(agent, optimizer, fitness, rate):
         agent[worse].load_state_dict(agent[better].state_dict())  # normalisers too
         for copy, original in zip(groups[worse]["params"], groups[better]["params"]):
             optimizer.state[copy] = {key: value.clone() for key, value in optimizer.state[original].items()}
-        own = {name: mutate(name, groups[better][name], rate) for name in MUTATED}
-        groups[worse].update(harness.from_rank_0(own))
+        mutated = {name: mutate(name, groups[better][name], rate) for name in MUTATED}
+        groups[worse].update(harness.from_rank_0(mutated))
     return pairs
 
 
@@ -545,7 +546,9 @@ def main(argv=None):
             network = agent[k]
             batch = batches[k]
             group = groups[k]
-            own_args = replace(args, clip_coef=group["clip_coef"], ent_coef=group["ent_coef"])
+            own_args = SimpleNamespace(**vars(args))
+            own_args.clip_coef = group["clip_coef"]
+            own_args.ent_coef = group["ent_coef"]
             kls = []
             order = torch.randperm(batch["obs"].shape[1], device=device)
             for columns in order.tensor_split(args.num_minibatches):

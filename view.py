@@ -311,7 +311,7 @@ class Viewer:
     def __init__(self, args):
         self.args = args
         self.file = harness.checkpoint_file(harness.policy_file(args.run))
-        # before the file is read, lest a newer one pass for the one that was; `load` refuses a missing one
+        # The time is taken before the file is read, so that a newer file is noticed. `load` refuses a missing one
         self.file_time = os.stat(self.file).st_mtime_ns if os.path.isfile(self.file) else None
         self.saved, self.script = load(args.run)
         env = make_env(self.saved, 1, args.seed, "auto", "cpu")
