@@ -19,9 +19,11 @@ import torch
 import tyro
 from torch.utils.tensorboard import SummaryWriter
 
+import epo
 import evaluate
+import harness
 from benchmarks.scripts import collect, experiments, first_agents, gpu, off_policy_ablations, parkour, plot, run
-from benchmarks.scripts import summarize
+from benchmarks.scripts import simulated_generations, summarize
 from benchmarks.scripts.experiments import experiment_names, read_experiment
 from benchmarks.scripts.random_fitness import RandomFitnessGrasp, RandomFitnessMoat
 from tests.envs.helpers import started
@@ -154,6 +156,26 @@ def test_random_fitness_is_a_permutation_of_the_followers(task):
     torch.testing.assert_close(told[2:].sort().values, true[2:])
     assert (told[2:] != true[2:]).any()
     assert (told[1::2] > told[::2]).all()  # whole blocks change places
+
+
+def test_a_simulation_sees_that_children_are_judged_unfairly(monkeypatch):
+    fair = simulated_generations.child_scores(simulated_generations.simulate(4_000, seed=0))
+    assert len(fair) > 80
+    assert abs(np.mean(fair)) < 4.0 * np.std(fair) / np.sqrt(len(fair))
+    monkeypatch.setattr(harness.FitnessTracker, "restart", lambda tracker: None)  # the score of the replaced one counts
+    unfair = simulated_generations.child_scores(simulated_generations.simulate(200, seed=0))
+    assert np.mean(unfair) < -1.0
+
+
+def test_a_simulation_computes_the_chance_of_eq_3():
+    rng = np.random.default_rng(1)
+    due = []
+    for _ in range(400):
+        fitness = torch.tensor(rng.geometric(0.5, (64, 384)) - 1.0).mean(1)  # mean score 1
+        gap, scale = epo.fitness_spread(fitness, floor=1.0)
+        due.append(gap > 0.3 * scale)
+    assert simulated_generations.chance_of_generation(384, 1.0) == pytest.approx(np.mean(due), abs=0.1)
+    assert simulated_generations.chance_of_generation(16, 1.0) == 1.0
 
 
 # ---------------------------------------------------------------- run.py, collect.py, plot.py
