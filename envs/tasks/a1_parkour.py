@@ -44,6 +44,9 @@ PUSH_SPEED = 0.5  # m/s
 PUSH_PERIOD = 400  # control steps
 GOAL_RADIUS = 0.2  # m
 GOAL_STEPS = 6  # within the radius, until the next goal is the current one
+# In training, an episode is truncated when the robot has not come PROGRESS nearer to its goal for so many control steps
+PATIENCE = 100
+PROGRESS = 0.05  # m
 MAX_TILT = 1.5  # rad, roll and pitch
 MIN_HEIGHT = -0.25  # m, of the base; below it the robot has fallen into a pit
 
@@ -179,7 +182,8 @@ class A1Parkour(VectorEnv):
     """Pass eight goals one after the other, at a commanded speed, over stones, hurdles, flat ground, steps or gaps.
 
     Observation (214): see `observe`. Action (12): joint targets relative to the default pose.
-    The episode terminates when the robot turns over or falls into a pit, and is truncated when it has passed all goals.
+    The episode terminates when the robot turns over or falls into a pit. It is truncated when the robot has passed all
+    goals or, in training, is stuck.
     Objective: the number of goals passed, at most 8, on a level that stays the same; an evaluation spreads the levels
     evenly over the worlds. In training the level follows the robot's success, and the 8 goals of each level below count
     as passed.
@@ -243,6 +247,8 @@ class A1Parkour(VectorEnv):
         self.level = self.zeros(dtype=torch.long)
         self.passed = self.zeros(dtype=torch.long)  # goals
         self.steps_at_goal = self.zeros(dtype=torch.long)
+        self.closest = self.zeros().fill_(torch.inf)  # m, to the goal, when the robot last made progress
+        self.stalled = self.zeros(dtype=torch.long)  # steps since then
         self.command = self.zeros()  # m/s
         self.action = self.zeros(NUM_JOINTS)  # the last one
         self.torque = self.zeros(NUM_JOINTS)  # N m, at the end of the last step
@@ -301,7 +307,10 @@ class A1Parkour(VectorEnv):
         self.command = torch.where(self.episode_length % COMMAND_PERIOD == 0, draw_command(draws[:, 2]), self.command)
         self.nan_worlds = self.nan_worlds + broken.sum()
         self.step_metrics = {"reward_" + name: mean for name, mean in zip(REWARD_WEIGHTS, terms.mean(0))}
-        return reward, fallen | broken, self.passed == terrain.NUM_GOALS
+        truncated = self.passed == terrain.NUM_GOALS
+        if self.training:  # a robot that is stuck, with a hurdle between its legs, would stay so and earn nothing
+            truncated = truncated | (self.stalled >= PATIENCE)
+        return reward, fallen | broken, truncated
 
     def push(self, draws):
         """Every 8 s the base gets a random horizontal velocity. draws (N, 2): random in [0, 1)."""
@@ -310,9 +319,13 @@ class A1Parkour(VectorEnv):
         self.engine.set_state(mask, self.engine.qpos, velocity)
 
     def pass_goals(self, to_goal):
-        """Count the steps near the goal and go on to the next one. to_goal (N, 2) m."""
-        self.steps_at_goal = self.steps_at_goal + (to_goal.norm(dim=1) < GOAL_RADIUS)
+        """Count the steps near the goal and those without progress, and go on to the next goal. to_goal (N, 2) m."""
+        distance = to_goal.norm(dim=1)
+        self.steps_at_goal = self.steps_at_goal + (distance < GOAL_RADIUS)
         passed = self.steps_at_goal >= GOAL_STEPS
+        nearer = distance < self.closest - PROGRESS
+        self.stalled = torch.where(nearer | passed, 0, self.stalled + 1)
+        self.closest = torch.where(nearer, distance, self.closest).masked_fill(passed, torch.inf)
         self.passed = self.passed + passed
         self.steps_at_goal = self.steps_at_goal.masked_fill(passed, 0)
 
@@ -392,6 +405,8 @@ class A1Parkour(VectorEnv):
             self.level = torch.where(mask, self.evaluation_level, self.level)
         self.passed = self.passed.masked_fill(mask, 0)
         self.steps_at_goal = self.steps_at_goal.masked_fill(mask, 0)
+        self.closest = self.closest.masked_fill(mask, torch.inf)
+        self.stalled = self.stalled.masked_fill(mask, 0)
         self.command = torch.where(mask, draw_command(draws[:, 1]), self.command)
         rows = mask[:, None]
         self.action = self.action.masked_fill(rows, 0.0)

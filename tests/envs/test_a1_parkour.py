@@ -244,6 +244,39 @@ def test_a_base_dragged_along_the_goals_passes_all_eight(still):
     assert env.passed.tolist() == [0] * 50  # the next episode has begun
 
 
+def test_a_stuck_robot_is_given_up_in_training_alone(still):
+    """After 100 steps in which it has not come 5 cm nearer to its goal."""
+    for training in (True, False):
+        env = envs.make("A1Parkour", 3, training=training)
+        env.reset()
+        if training:
+            env.episode_step.zero_()
+        first, second = terrain.make_column(0).goals[env.level[0].item(), :2]
+        start = [first[0] - 2.0, 0.0, 0.0]  # the other two stand where they began
+        goal_y = first[1]
+        put(env, start, goal_y)
+        for _ in range(100):
+            assert not stand_still(env)[3].any()  # the first of these steps is progress
+        start[0] += 0.06
+        put(env, start, goal_y)
+        _, _, terminated, truncated, _ = stand_still(env)
+        assert not terminated.any()
+        assert truncated.tolist() == [False, training, training]
+        put(env, [start[0] + 0.04, 18.0, 18.0], goal_y)  # not enough, and the others have begun a new episode
+        for _ in range(99):
+            assert not stand_still(env)[3].any()
+        assert stand_still(env)[3][0].item() == training
+    env.training = True
+    put(env, first[0], first[1])
+    for _ in range(6):
+        stand_still(env)
+    assert env.passed[0] == 1
+    assert env.stalled[0] == 0
+    assert np.linalg.norm(second - first) > 0.5
+    stand_still(env)
+    assert env.stalled[0] == 0  # the way to the next goal counts anew
+
+
 def test_yaw_errors_are_wrapped(still):
     env = started("A1Parkour", 2)
     goals = np.stack([terrain.make_column(i).goals[0] for i in range(2)])
