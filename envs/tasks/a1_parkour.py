@@ -45,12 +45,13 @@ PUSH_PERIOD = 400  # control steps
 GOAL_RADIUS = 0.2  # m
 GOAL_STEPS = 6  # within the radius, until the next goal is the current one
 # In training, an episode is truncated when the robot has not come PROGRESS nearer to its goal for so many control steps
-PATIENCE = 100
+PATIENCE = 200
 PROGRESS = 0.05  # m
 MAX_TILT = 1.5  # rad, roll and pitch
 MIN_HEIGHT = -0.25  # m, of the base; below it the robot has fallen into a pit
 
-# The level rises if the robot got farther than this share of the way that the commanded speed covers in a whole episode
+# The level rises if the robot passed all goals, since many courses of stones and steps are short, or if it got farther
+# than this share of the way that the commanded speed covers in a whole episode
 PROMOTION = 0.8
 DEMOTION = 0.4  # and it falls below this share
 
@@ -140,15 +141,16 @@ def reward_terms(m):
     }
 
 
-def next_level(level, distance, command, uniform):
+def next_level(level, finished, distance, command, uniform):
     """The level (N,) after an episode on `level` (N,). Whoever passes the last level goes to a random one.
 
-    distance (N,) m from the start, at the end of the episode; command (N,) m/s; uniform (N,): random in [0, 1).
+    finished (N,): whether all goals were passed; distance (N,) m from the start, at the end of the episode;
+    command (N,) m/s; uniform (N,): random in [0, 1).
     """
     way = command * EPISODE_STEPS * a1.CONTROL_PERIOD
-    promoted = (distance > PROMOTION * way).long()
-    demoted = (distance < DEMOTION * way).long()
-    level = (level + promoted - demoted).clamp(min=0)
+    promoted = finished | (distance > PROMOTION * way)
+    demoted = ~finished & (distance < DEMOTION * way)
+    level = (level + promoted.long() - demoted.long()).clamp(min=0)
     return torch.where(level < terrain.NUM_LEVELS, level, (uniform * terrain.NUM_LEVELS).long())
 
 
@@ -399,7 +401,8 @@ class A1Parkour(VectorEnv):
         if self.training:
             # a broken world has been put back elsewhere, so its distance says nothing
             whole = mask & (self.episode_length > 0) & ~self.shortened & ~self.engine.broken
-            level = next_level(self.level, self.distance(), self.command, draws[:, 0])
+            finished = self.passed == terrain.NUM_GOALS
+            level = next_level(self.level, finished, self.distance(), self.command, draws[:, 0])
             self.level = torch.where(whole, level, self.level)
         else:
             self.level = torch.where(mask, self.evaluation_level, self.level)

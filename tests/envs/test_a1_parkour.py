@@ -245,7 +245,7 @@ def test_a_base_dragged_along_the_goals_passes_all_eight(still):
 
 
 def test_a_stuck_robot_is_given_up_in_training_alone(still):
-    """After 100 steps in which it has not come 5 cm nearer to its goal."""
+    """After 200 steps in which it has not come 5 cm nearer to its goal."""
     for training in (True, False):
         env = envs.make("A1Parkour", 3, training=training)
         env.reset()
@@ -255,7 +255,7 @@ def test_a_stuck_robot_is_given_up_in_training_alone(still):
         start = [first[0] - 2.0, 0.0, 0.0]  # the other two stand where they began
         goal_y = first[1]
         put(env, start, goal_y)
-        for _ in range(100):
+        for _ in range(200):
             assert not stand_still(env)[3].any()  # the first of these steps is progress
         start[0] += 0.06
         put(env, start, goal_y)
@@ -263,7 +263,7 @@ def test_a_stuck_robot_is_given_up_in_training_alone(still):
         assert not terminated.any()
         assert truncated.tolist() == [False, training, training]
         put(env, [start[0] + 0.04, 18.0, 18.0], goal_y)  # not enough, and the others have begun a new episode
-        for _ in range(99):
+        for _ in range(199):
             assert not stand_still(env)[3].any()
         assert stand_still(env)[3][0].item() == training
     env.training = True
@@ -300,13 +300,17 @@ def test_levels_rise_fall_and_begin_anew():
     level = torch.tensor([3, 3, 3, 3, 0, 9, 9, 9])
     distance = torch.tensor([8.01, 7.99, 4.01, 3.99, 1.0, 8.01, 8.01, 7.0])
     uniform = torch.tensor([0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.99, 0.0])
-    assert next_level(level, distance, torch.full((8,), 0.5), uniform).tolist() == [4, 3, 3, 2, 0, 0, 9, 9]
-    assert next_level(level, distance, torch.full((8,), 0.3), uniform).tolist() == [4, 4, 3, 3, 0, 0, 9, 0]
+    unfinished = torch.zeros(8, dtype=torch.bool)
+    assert next_level(level, unfinished, distance, torch.full((8,), 0.5), uniform).tolist() == [4, 3, 3, 2, 0, 0, 9, 9]
+    assert next_level(level, unfinished, distance, torch.full((8,), 0.3), uniform).tolist() == [4, 4, 3, 3, 0, 0, 9, 0]
+    # all goals of a short course passed, at any speed
+    assert next_level(level, ~unfinished, distance, torch.full((8,), 0.8), uniform).tolist() == [4, 4, 4, 4, 1, 0, 9, 0]
 
 
 def test_whoever_passes_the_last_level_goes_to_any():
     uniform = torch.linspace(0.0, 0.9999, 1_000)
-    levels = next_level(torch.full((1_000,), 9), torch.full((1_000,), 16.0), torch.full((1_000,), 0.8), uniform)
+    finished = torch.ones(1_000, dtype=torch.bool)
+    levels = next_level(torch.full((1_000,), 9), finished, torch.full((1_000,), 16.0), torch.tensor(0.8), uniform)
     assert levels.bincount().tolist() == [100] * 10
 
 
@@ -330,6 +334,10 @@ def test_the_level_changes_in_training_after_whole_episodes(still):
     levels = [info["metrics"][f"level_{kind}"].item() for kind in ("stones", "hurdle", "flat", "step", "gap")]
     assert levels == [3.0, 1.0, 2.0, 2.0, 0.0]  # no world has gaps
     assert info["episode"]["objective"].tolist() == [16.0] * 4  # all goals of the two levels below
+    env.passed[3] = 8
+    _, _, _, truncated, _ = stand_still(env)
+    assert truncated.tolist() == [False, False, False, True]
+    assert env.level.tolist() == [3, 1, 2, 3]
 
 
 def test_an_evaluation_plays_every_kind_on_every_level(still):
