@@ -321,15 +321,20 @@ class A1Parkour(VectorEnv):
         self.engine.set_state(mask, self.engine.qpos, velocity)
 
     def pass_goals(self, to_goal):
-        """Count the steps near the goal and those without progress, and go on to the next goal. to_goal (N, 2) m."""
+        """Count the steps near the goal and go on to the next one. to_goal (N, 2) m."""
         distance = to_goal.norm(dim=1)
         self.steps_at_goal = self.steps_at_goal + (distance < GOAL_RADIUS)
         passed = self.steps_at_goal >= GOAL_STEPS
+        if self.training:
+            self.count_stalled(distance, passed)
+        self.passed = self.passed + passed
+        self.steps_at_goal = self.steps_at_goal.masked_fill(passed, 0)
+
+    def count_stalled(self, distance, passed):
+        """Count the steps without progress to the goal. distance (N,) m; passed (N,): whether it is passed now."""
         nearer = distance < self.closest - PROGRESS
         self.stalled = torch.where(nearer | passed, 0, self.stalled + 1)
         self.closest = torch.where(nearer, distance, self.closest).masked_fill(passed, torch.inf)
-        self.passed = self.passed + passed
-        self.steps_at_goal = self.steps_at_goal.masked_fill(passed, 0)
 
     # ---------------------------------------------------------------- measurements
 
@@ -408,8 +413,7 @@ class A1Parkour(VectorEnv):
             self.level = torch.where(mask, self.evaluation_level, self.level)
         self.passed = self.passed.masked_fill(mask, 0)
         self.steps_at_goal = self.steps_at_goal.masked_fill(mask, 0)
-        self.closest = self.closest.masked_fill(mask, torch.inf)
-        self.stalled = self.stalled.masked_fill(mask, 0)
+        self.closest = self.closest.masked_fill(mask, torch.inf)  # the first step will be progress
         self.command = torch.where(mask, draw_command(draws[:, 1]), self.command)
         rows = mask[:, None]
         self.action = self.action.masked_fill(rows, 0.0)
