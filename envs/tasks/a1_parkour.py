@@ -249,6 +249,7 @@ class A1Parkour(VectorEnv):
         self.level = self.zeros(dtype=torch.long)
         self.passed = self.zeros(dtype=torch.long)  # goals
         self.steps_at_goal = self.zeros(dtype=torch.long)
+        # only in training
         self.closest = self.zeros().fill_(torch.inf)  # m, to the goal, when the robot last made progress
         self.stalled = self.zeros(dtype=torch.long)  # steps since then
         self.command = self.zeros()  # m/s
@@ -409,11 +410,11 @@ class A1Parkour(VectorEnv):
             finished = self.passed == terrain.NUM_GOALS
             level = next_level(self.level, finished, self.distance(), self.command, draws[:, 0])
             self.level = torch.where(whole, level, self.level)
+            self.closest = self.closest.masked_fill(mask, torch.inf)  # the first step will be progress
         else:
             self.level = torch.where(mask, self.evaluation_level, self.level)
         self.passed = self.passed.masked_fill(mask, 0)
         self.steps_at_goal = self.steps_at_goal.masked_fill(mask, 0)
-        self.closest = self.closest.masked_fill(mask, torch.inf)  # the first step will be progress
         self.command = torch.where(mask, draw_command(draws[:, 1]), self.command)
         rows = mask[:, None]
         self.action = self.action.masked_fill(rows, 0.0)

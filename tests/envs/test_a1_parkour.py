@@ -244,37 +244,40 @@ def test_a_base_dragged_along_the_goals_passes_all_eight(still):
     assert env.passed.tolist() == [0] * 50  # the next episode has begun
 
 
-def test_a_stuck_robot_is_given_up_in_training_alone(still):
+@pytest.mark.parametrize("training", [True, False])
+def test_a_stuck_robot_is_given_up_in_training_alone(still, training):
     """After 200 steps in which it has not come 5 cm nearer to its goal."""
-    for training in (True, False):
-        env = envs.make("A1Parkour", 3, training=training)
-        env.reset()
-        if training:
-            env.episode_step.zero_()
-        first, second = terrain.make_column(0).goals[env.level[0].item(), :2]
-        start = [first[0] - 2.0, 0.0, 0.0]  # the other two stand where they began
-        goal_y = first[1]
-        put(env, start, goal_y)
-        for _ in range(200):
-            assert not stand_still(env)[3].any()  # the first of these steps is progress
-        start[0] += 0.06
-        put(env, start, goal_y)
-        _, _, terminated, truncated, _ = stand_still(env)
-        assert not terminated.any()
-        assert truncated.tolist() == [False, training, training]
-        put(env, [start[0] + 0.04, 18.0, 18.0], goal_y)  # not enough, and the others have begun a new episode
-        for _ in range(199):
-            assert not stand_still(env)[3].any()
-        assert stand_still(env)[3][0].item() == training
-    env.training = True
-    put(env, first[0], first[1])
-    for _ in range(6):
-        stand_still(env)
-    assert env.passed[0] == 1
-    assert env.stalled[0] == 0
+    env = envs.make("A1Parkour", 3, training=training)
+    env.reset()
+    env.episode_step.zero_()
+    goal = terrain.make_column(0).goals[env.level[0].item(), 0]
+    put(env, [goal[0] - 2.0, 0.0, 0.0], goal[1])  # the other two do not move until they are given up
+    for _ in range(200):
+        assert not stand_still(env)[3].any()  # the first of these steps is progress
+    put(env, [goal[0] - 1.94, 0.0, 0.0], goal[1])
+    _, _, terminated, truncated, _ = stand_still(env)
+    assert not terminated.any()
+    assert truncated.tolist() == [False, training, training]
+    put(env, [goal[0] - 1.90, 18.0, 18.0], goal[1])  # not enough, and the others have begun a new episode
+    for _ in range(199):
+        assert not stand_still(env)[3].any()
+    assert stand_still(env)[3][0].item() == training
+
+
+def test_a_passed_goal_is_progress(still):
+    env = envs.make("A1Parkour", 1, training=True)
+    env.reset()
+    first, second = terrain.make_column(0).goals[0, :2]
     assert np.linalg.norm(second - first) > 0.5
+    put(env, first[0], first[1])
+    for _ in range(5):
+        stand_still(env)
+    assert env.stalled.item() == 4
     stand_still(env)
-    assert env.stalled[0] == 0  # the way to the next goal counts anew
+    assert env.passed.item() == 1
+    assert env.stalled.item() == 0
+    stand_still(env)
+    assert env.stalled.item() == 0  # the way to the next goal counts anew
 
 
 def test_yaw_errors_are_wrapped(still):
