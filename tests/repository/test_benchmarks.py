@@ -198,7 +198,7 @@ python ppo.py --env-id Moat --num-envs 0 --no-cuda
 
 # SAPG-6
 seeds: 3
-python sapg.py --env-id Moat --num-agents 6 --num-envs 96 --total-timesteps 300000 --no-cuda
+python sapg.py --env-id Moat --num-agents 6 --num-envs 96 --total-timesteps 1000000 --no-cuda
 """
 
 
@@ -279,9 +279,9 @@ def test_a_stopped_run_is_resumed_unless_its_flags_have_changed(tiny, tmp_path, 
     assert of_sapg.is_finished()
     (folder,) = of_sapg.folder.glob("runs/*")
     steps, _ = collect.read_curves(folder, ["charts/reward_per_step"])["charts/reward_per_step"]
-    assert steps.tolist() == list(range(96 * 16, 300_000, 96 * 16))  # every iteration once, in order
+    assert steps.tolist() == list(range(96 * 16, 1_000_000, 96 * 16))  # every iteration once, in order
 
-    (tmp_path / "tiny.txt").write_text(EXPERIMENT.replace("300000", "400000"))
+    (tmp_path / "tiny.txt").write_text(EXPERIMENT.replace("1000000", "2000000"))
     with pytest.raises(SystemExit, match="other flags"):
         run_tiny("--variants", "SAPG-6")
 
