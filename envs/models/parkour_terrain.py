@@ -90,12 +90,12 @@ def _draw(rng, low, high):
     return int(rng.integers(_cells(low), _cells(high)))
 
 
-def _raised(centre, length):
-    """From and to of a box, in cells, for the points that the original raises about `centre`.
+def _box_range(centre, num_points):
+    """From and to of a box, in cells, for num_points points that the original raises about the point `centre`.
 
-    length: their number, of which an odd one is rounded down.
+    With half = num_points // 2, these are the points from centre - half to centre + half - 1.
     """
-    half = length // 2
+    half = num_points // 2
     return centre - half, centre + half - 1
 
 
@@ -119,7 +119,8 @@ def _make_stones(difficulty, rng):
         y = side * _draw(rng, 0.2, 0.3 + 0.1 * difficulty)
         rise = 0.1 + 0.15 * difficulty if last else 0.25 * difficulty  # m, of the outer edge over the middle
         slope = side * rise / ((width - 1) * CELL / 2)
-        stones.append(Box(_raised(x, last_length if last else length), _raised(y, width), -STONE_THICKNESS, 0.0, slope))
+        x_range = _box_range(x, last_length if last else length)
+        stones.append(Box(x_range, _box_range(y, width), -STONE_THICKNESS, 0.0, slope))
         goals.append((x, y))
         side = -side
     goals.append((x + 2 * draw_spacing(), 0))
@@ -130,30 +131,33 @@ def _make_hurdles(difficulty, rng):
     """Walls to climb or jump over. A goal lies before each."""
     thickness = _cells(0.1 + 0.3 * difficulty)
     half_width = _cells(rng.uniform(0.4, 0.8))
-    goals = _make_goals_before_obstacles(rng, 1.2, 2.2)
+    centres, goals = _place_obstacles(rng, 1.2, 2.2)
     hurdles = []
-    for (x, y), spacing in goals[1:-1]:
+    for x, y in centres:
         height = rng.uniform(0.1 + 0.1 * difficulty, 0.15 + 0.25 * difficulty)
-        x += spacing // 2
-        hurdles.append(Box(_raised(x, thickness), _raised(y, 2 * half_width), -0.1, height))
-    return Tile(None, hurdles, [goal for goal, _ in goals])
+        hurdles.append(Box(_box_range(x, thickness), _box_range(y, 2 * half_width), -0.1, height))
+    return Tile(None, hurdles, goals)
 
 
 def _make_flat(difficulty, rng):
     """Even ground. The goals lie as between hurdles."""
-    return Tile(None, [], [goal for goal, _ in _make_goals_before_obstacles(rng, 1.5, 2.4)])
+    _, goals = _place_obstacles(rng, 1.5, 2.4)
+    return Tile(None, [], goals)
 
 
-def _make_goals_before_obstacles(rng, low, high):
-    """Goals halfway to obstacles that are `low` to `high` m apart: [((x, y), spacing)], in cells."""
+def _place_obstacles(rng, low, high):
+    """Centres of obstacles that are `low` to `high` m apart, and goals halfway to them: lists of (x, y) in cells."""
     x = PLATFORM
-    goals = [((PLATFORM - 1, 0), 0)]
+    centres = []
+    goals = [(PLATFORM - 1, 0)]
     for _ in range(NUM_OBSTACLES):
         spacing = _draw(rng, low, high)
+        y = _draw(rng, -0.4, 0.4)
         x += spacing
-        goals.append(((x - spacing // 2, _draw(rng, -0.4, 0.4)), spacing))
-    goals.append((_last_goal(x + _draw(rng, low, high)), 0))
-    return goals
+        centres.append((x, y))
+        goals.append((x - spacing // 2, y))
+    goals.append(_last_goal(x + _draw(rng, low, high)))
+    return centres, goals
 
 
 def _last_goal(x):
@@ -173,12 +177,14 @@ def _make_steps(difficulty, rng):
     begin = PLATFORM
     goals = [(PLATFORM - _cells(1.0), 0)]
     steps = []
-    for storey, rises_after in ((1, True), (2, True), (3, False), (3, False), (2, False), (1, False)):
+    storeys = (1, 2, 3, 3, 2, 1, 0)  # of the steps, and of the ground behind them
+    for storey, next_storey in zip(storeys, storeys[1:]):
         length = draw_length()
         y = _draw(rng, -0.4, 0.4)
         x += length
-        end = x if rises_after else x - 1  # the wall is at the first point of a higher step, or the last one
-        steps.append(Box((begin, end), _raised(y, 2 * half_width), -0.1, storey * height))
+        # A wall up stands at the first point of the next step, and a wall down at the last point of this one
+        end = x if next_storey > storey else x - 1
+        steps.append(Box((begin, end), _box_range(y, 2 * half_width), -0.1, storey * height))
         begin = end
         goals.append((x - length // 2, y))
     goals.append(_last_goal(x + draw_length()))
@@ -202,7 +208,7 @@ def _make_gaps(difficulty, rng):
         spacing = draw_spacing()
         x += spacing
         y = _draw(rng, -0.4, 0.4)
-        strips.append(Box((begin, x - gap // 2 - 1), _raised(y, 2 * half_width), -GROUND_THICKNESS, 0.0))
+        strips.append(Box((begin, x - gap // 2 - 1), _box_range(y, 2 * half_width), -GROUND_THICKNESS, 0.0))
         goals.append((x - spacing // 2, y))
         begin = x + gap // 2
     goals.append(_last_goal(x + draw_spacing()))
@@ -223,10 +229,11 @@ def make_column(index):
     floors = []
     obstacles = []
     goals = []
-    begin = -BORDER  # of the ground before the next pit or tile
+    begin = -BORDER
     for level in range(NUM_LEVELS):
         tile = make_tile(kind, level, rng)
         origin = level * TILE_LENGTH
+        # A piece of ground reaches from the end of the pit before it to its tile's pit, or to its tile's end
         pit_begin, pit_end, depth = tile.pit or (TILE_LENGTH, TILE_LENGTH, 0.0)
         grounds.append(Box((begin, origin + pit_begin), across, -GROUND_THICKNESS, top))
         begin = origin + pit_end
@@ -309,13 +316,13 @@ def edge_map(heights):
     As in the original, an edge extends half a cell from a wall of more than EDGE_HEIGHT on its high side, and 2.5 cells
     on its low side. Here the point nearest to a foot counts, so these are the wall and the two points below it.
     """
-    rise = np.diff(heights, axis=0)
-    lower = np.zeros(heights.shape, bool)  # the nearest points below walls
-    lower[:-1] |= rise > EDGE_HEIGHT
-    lower[2:] |= rise[:-1] < -EDGE_HEIGHT
-    edges = lower.copy()
-    edges[:-1] |= lower[1:]
-    edges[1:] |= lower[:-1]
+    rise = np.diff(heights, axis=0)  # rise[i], from cell i to i + 1, is a wall at point i + 1
+    below_wall = np.zeros(heights.shape, bool)  # the point before a wall up, or behind a wall down
+    below_wall[:-1] |= rise > EDGE_HEIGHT
+    below_wall[2:] |= rise[:-1] < -EDGE_HEIGHT
+    edges = below_wall.copy()  # and the points on either side of it
+    edges[:-1] |= below_wall[1:]
+    edges[1:] |= below_wall[:-1]
     return edges
 
 

@@ -24,7 +24,7 @@ NUM_LEGS = 4
 # World i runs on column i % NUM_COLUMNS, so that any block of worlds, an agent's too, meets all kinds of obstacles, and
 # as robot i % NUM_ROBOTS.
 NUM_ROBOTS = 5 * terrain.NUM_COLUMNS
-# MuJoCo Warp's buffers per world. Legs that moved at random made 2.8 contacts on average and 34 rows of constraints at
+# MuJoCo Warp's buffers per world. Legs that moved at random made 2.9 contacts on average and 43 rows of constraints at
 # most.
 MAX_CONTACTS = 24
 MAX_CONSTRAINTS = 128
@@ -50,10 +50,9 @@ PROGRESS = 0.05  # m
 MAX_TILT = 1.5  # rad, roll and pitch
 MIN_HEIGHT = -0.25  # m, of the base; below it the robot has fallen into a pit
 
-# The level rises if the robot passed all goals, since many courses of stones and steps are short, or if it got farther
-# than this share of the way that the commanded speed covers in a whole episode
-PROMOTION = 0.8
-DEMOTION = 0.4  # and it falls below this share
+# Shares of the way that the commanded speed covers in a whole episode
+PROMOTION = 0.8  # a robot that has got farther rises by a level
+DEMOTION = 0.4  # one that has not got so far falls by a level
 
 SCAN_X = np.linspace(-0.45, 1.2, 12)  # m, points of the height scan, in front of the base
 SCAN_Y = np.linspace(-0.75, 0.75, 11)
@@ -144,6 +143,7 @@ def reward_terms(m):
 def next_level(level, finished, distance, command, uniform):
     """The level (N,) after an episode on `level` (N,). Whoever passes the last level goes to a random one.
 
+    A robot that has passed all goals rises, however far it has got: many courses of stones and steps are short.
     finished (N,): whether all goals were passed; distance (N,) m from the start, at the end of the episode;
     command (N,) m/s; uniform (N,): random in [0, 1).
     """
@@ -187,8 +187,8 @@ class A1Parkour(VectorEnv):
     The episode terminates when the robot turns over or falls into a pit. It is truncated when the robot has passed all
     goals or, in training, is stuck.
     Objective: the number of goals passed, at most 8, on a level that stays the same; an evaluation spreads the levels
-    evenly over the worlds. In training the level follows the robot's success, and the 8 goals of each level below count
-    as passed.
+    evenly over the worlds. In training the level follows the robot's success, and 8 goals are added for each level
+    below, so that an agent is not worse off on a higher level.
     """
 
     num_obs = 214
@@ -224,15 +224,17 @@ class A1Parkour(VectorEnv):
         self.goals = self.constant(np.stack([pair_goals(column.goals) for column in columns]))
         self.column = self.constant(world % terrain.NUM_COLUMNS, dtype=torch.long)
         kinds = [columns[i].kind for i in world % terrain.NUM_COLUMNS]
-        of_kind = np.array([[kind == each for kind in kinds] for each in terrain.KINDS])
-        self.kind_mean = self.constant(of_kind / of_kind.sum(1, keepdims=True).clip(1))  # (kinds, N), times (N,)
+        self.kinds = terrain.KINDS[:num_envs]  # of the worlds there are
+        of_kind = np.array([[kind == each for kind in kinds] for each in self.kinds])
+        self.kind_mean = self.constant(of_kind / of_kind.sum(1, keepdims=True))  # (kinds, N); @ (N,): the kinds' means
         self.flat = self.constant([kind == "flat" for kind in kinds], dtype=torch.bool)
-        # Any ten worlds in a row have about all levels, so that an evaluation's few worlds, or an agent's, do too. 50
-        # worlds have all kinds on all levels
+        # Any ten worlds in a row have about all levels, so that an evaluation's few worlds, or an agent's, do too. As 7
+        # and 10 have no common divisor, 50 worlds in a row have all kinds on all levels
         kind = world % len(terrain.KINDS)
         group = world // len(terrain.KINDS)
         self.evaluation_level = self.constant((2 * kind + 7 * group) % terrain.NUM_LEVELS, dtype=torch.long)
         self.field_origin = self.constant([terrain.BORDER, terrain.FIELD_HALF_WIDTH])  # cells
+        # Edges are those of the points where cells begin in x. A foot half a cell farther is in the cell of its nearest
         self.half_cell = self.constant([terrain.CELL / 2, 0.0])
         self.field_last = self.constant([terrain.FIELD_LENGTH - 1, 2 * terrain.FIELD_HALF_WIDTH - 1], dtype=torch.long)
         self.scan_points = self.constant([(x, y) for x in SCAN_X for y in SCAN_Y])
@@ -255,9 +257,8 @@ class A1Parkour(VectorEnv):
         self.command = self.zeros()  # m/s
         self.action = self.zeros(NUM_JOINTS)  # the last one
         self.torque = self.zeros(NUM_JOINTS)  # N m, at the end of the last step
-        # whether each foot had contact at the end of the last step
-        self.touched = self.zeros(NUM_LEGS, dtype=torch.bool)
-        self.contact = self.zeros(NUM_LEGS, dtype=torch.bool)  # or at the end of the step before
+        self.touched = self.zeros(NUM_LEGS, dtype=torch.bool)  # whether a foot had contact at the end of the last step
+        self.contact = self.zeros(NUM_LEGS, dtype=torch.bool)  # or at the end of the step before that
         self.nan_worlds = torch.tensor(0, device=self.device)  # how often a world has diverged so far
         self.step_metrics = {}
 
@@ -268,51 +269,31 @@ class A1Parkour(VectorEnv):
         draws = self.uniform(0.0, 1.0, 3)
         self.push(draws[:, :2])
         last_joint_velocity = engine.qvel[:, 6:].clone()
-        action_change = action - self.action
+        last_action = self.action
+        last_torque = self.torque
         self.action = action
         engine.step(self.joint_default + ACTION_SCALE * action)
-
-        torque = engine.sensors[:, a1.TORQUES].clone()
-        foot_force = engine.sensors[:, a1.FOOT_FORCES].unflatten(1, (NUM_LEGS, 3))
-        foot_position = engine.sensors[:, a1.FOOT_POSITIONS].unflatten(1, (NUM_LEGS, 3))
-        touching = foot_force.norm(dim=2) > FOOT_CONTACT_FORCE
+        self.torque = engine.sensors[:, a1.TORQUES].clone()
+        touching = self.foot_force().norm(dim=2) > FOOT_CONTACT_FORCE
         self.contact = touching | self.touched
         self.touched = touching
+
         pose = self.pose()
         to_goals = self.to_goals()
-        motion = Motion(
-            to_goal=to_goals[:, 0],
-            velocity=engine.qvel[:, :2],
-            command=self.command,
-            yaw_error=yaw_errors(to_goals, pose.yaw)[:, 0],
-            linear=pose.linear,
-            angular=engine.qvel[:, 3:6],
-            gravity=pose.gravity,
-            joint_error=engine.qpos[:, 7:] - self.joint_default,
-            joint_acceleration=(engine.qvel[:, 6:] - last_joint_velocity) / a1.CONTROL_PERIOD,
-            action_change=action_change,
-            torque=torque,
-            torque_change=torque - self.torque,
-            body_force=engine.sensors[:, a1.BODY_FORCES].unflatten(1, (-1, 3)),
-            foot_force=foot_force,
-            foot_on_edge=self.contact & self.edges[self.cells(foot_position[..., :2] + self.half_cell)],
-            flat=self.flat,
-            level=self.level,
-        )
+        motion = self.motion(pose, to_goals, last_joint_velocity, last_action, last_torque)
         values = reward_terms(motion)
         terms = self.reward_weights * torch.stack([values[name] for name in REWARD_WEIGHTS], 1)
-        self.torque = torque
-
         broken = engine.broken
         reward = terms.sum(1).clamp(min=0.0).masked_fill(broken, 0.0)
+
         self.pass_goals(to_goals[:, 0])
         fallen = (pose.roll.abs() > MAX_TILT) | (pose.pitch.abs() > MAX_TILT) | (engine.qpos[:, 2] < MIN_HEIGHT)
-        self.command = torch.where(self.episode_length % COMMAND_PERIOD == 0, draw_command(draws[:, 2]), self.command)
-        self.nan_worlds = self.nan_worlds + broken.sum()
-        self.step_metrics = {"reward_" + name: mean for name, mean in zip(REWARD_WEIGHTS, terms.mean(0))}
         truncated = self.passed == terrain.NUM_GOALS
         if self.training:  # a robot that is stuck, with a hurdle between its legs, would stay so and earn nothing
             truncated = truncated | (self.stalled >= PATIENCE)
+        self.command = torch.where(self.episode_length % COMMAND_PERIOD == 0, draw_command(draws[:, 2]), self.command)
+        self.nan_worlds = self.nan_worlds + broken.sum()
+        self.step_metrics = {"reward_" + name: mean for name, mean in zip(REWARD_WEIGHTS, terms.mean(0))}
         return reward, fallen | broken, truncated
 
     def push(self, draws):
@@ -339,6 +320,37 @@ class A1Parkour(VectorEnv):
 
     # ---------------------------------------------------------------- measurements
 
+    def motion(self, pose, to_goals, last_joint_velocity, last_action, last_torque):
+        """The Motion of the step that has just been simulated.
+
+        pose: the Pose after it; to_goals (N, 2, 2) m; the others (N, 12): from before it.
+        """
+        engine = self.engine
+        foot_position = engine.sensors[:, a1.FOOT_POSITIONS].unflatten(1, (NUM_LEGS, 3))
+        return Motion(
+            to_goal=to_goals[:, 0],
+            velocity=engine.qvel[:, :2],
+            command=self.command,
+            yaw_error=yaw_errors(to_goals, pose.yaw)[:, 0],
+            linear=pose.linear,
+            angular=engine.qvel[:, 3:6],
+            gravity=pose.gravity,
+            joint_error=engine.qpos[:, 7:] - self.joint_default,
+            joint_acceleration=(engine.qvel[:, 6:] - last_joint_velocity) / a1.CONTROL_PERIOD,
+            action_change=self.action - last_action,
+            torque=self.torque,
+            torque_change=self.torque - last_torque,
+            body_force=engine.sensors[:, a1.BODY_FORCES].unflatten(1, (-1, 3)),
+            foot_force=self.foot_force(),
+            foot_on_edge=self.contact & self.edges[self.cells(foot_position[..., :2] + self.half_cell)],
+            flat=self.flat,
+            level=self.level,
+        )
+
+    def foot_force(self):
+        """Contact forces (N, 4, 3) N on the feet."""
+        return self.engine.sensors[:, a1.FOOT_FORCES].unflatten(1, (NUM_LEGS, 3))
+
     def pose(self):
         """The Pose of the base."""
         axes = self.world_axes.expand(self.num_envs, 3, 3)
@@ -359,7 +371,7 @@ class A1Parkour(VectorEnv):
 
     def cells(self, points):
         """Where the points (N, P, 2) m are in the flattened height maps, (N, P). Clamped to the column's map."""
-        cell = (points / terrain.CELL + self.field_origin).long()
+        cell = (points / terrain.CELL + self.field_origin).long()  # rounds negative numbers up, which are clamped
         cell = cell.clamp(min=0).minimum(self.field_last)
         row = self.column[:, None] * terrain.FIELD_LENGTH + cell[..., 0]
         return row * (2 * terrain.FIELD_HALF_WIDTH) + cell[..., 1]
@@ -410,7 +422,7 @@ class A1Parkour(VectorEnv):
             finished = self.passed == terrain.NUM_GOALS
             level = next_level(self.level, finished, self.distance(), self.command, draws[:, 0])
             self.level = torch.where(whole, level, self.level)
-            self.closest = self.closest.masked_fill(mask, torch.inf)  # the first step will be progress
+            self.closest = self.closest.masked_fill(mask, torch.inf)  # so that the first step is progress
         else:
             self.level = torch.where(mask, self.evaluation_level, self.level)
         self.passed = self.passed.masked_fill(mask, 0)
@@ -424,19 +436,19 @@ class A1Parkour(VectorEnv):
 
         joints = self.joint_default + RESET_RANGE * draws[:, 2:]
         qpos = self.zeros(19)
-        qpos[:, 0] = self.start()
+        qpos[:, 0] = self.start_x()
         qpos[:, 2] = a1.START_HEIGHT
         qpos[:, 3] = 1.0
         qpos[:, 7:] = joints.clamp(self.joint_lower, self.joint_upper)
         self.engine.set_state(mask, qpos, self.zeros(18))
 
-    def start(self):
+    def start_x(self):
         """x (N,) m of the robot's start on the current level."""
         return self.level * (terrain.TILE_LENGTH * terrain.CELL) + terrain.START
 
     def distance(self):
         """Horizontal distance (N,) m from the start."""
-        return torch.hypot(self.engine.qpos[:, 0] - self.start(), self.engine.qpos[:, 1])
+        return torch.hypot(self.engine.qpos[:, 0] - self.start_x(), self.engine.qpos[:, 1])
 
     # ---------------------------------------------------------------- score, log
 
@@ -450,7 +462,7 @@ class A1Parkour(VectorEnv):
         return {
             **self.step_metrics,
             "terrain_level": level.mean(),
-            **{f"level_{kind}": mean for kind, mean in zip(terrain.KINDS, of_kinds)},
+            **{f"level_{kind}": mean for kind, mean in zip(self.kinds, of_kinds)},
             "nan_worlds": self.nan_worlds.clone(),
         }
 

@@ -78,6 +78,7 @@ def test_sensors_that_are_misread_are_refused():
     "env_id, tolerance",
     [
         ("Cartpole", 1e-5),
+        ("A1Parkour", 0.1),
         ("AllegroHand", 1e-2),  # angular velocities, at impacts
         ("AllegroKukaRegrasping", 2e-2),
         ("FrankaCubeStack", 2e-3),
@@ -230,6 +231,7 @@ def test_our_kernels_compile_for_gpus(arch, tmp_path):
 @pytest.mark.parametrize(
     "env_id, arch",
     [
+        pytest.param("A1Parkour", 80, marks=pytest.mark.slow),
         ("Ant", 80),
         ("ShadowHand", 86),
         pytest.param("AllegroKukaRegrasping", 90, marks=pytest.mark.slow),

@@ -326,7 +326,7 @@ def test_the_level_changes_in_training_after_whole_episodes(still):
     env.episode_step.fill_(998)
     env.level.copy_(torch.tensor([2, 2, 2, 2]))
     env.command.fill_(0.5)
-    put(env, 36.0 + 1.0 + np.array([9.0, 2.0, 9.0, 5.0]))
+    put(env, 36.0 + 1.0 + np.array([7.0, 2.0, 9.0, 5.0]), [6.0, 0.0, 0.0, 0.0])  # one is 9.2 m away
     stand_still(env)
     assert env.level.tolist() == [2] * 4
     _, _, _, truncated, info = stand_still(env)
@@ -334,8 +334,9 @@ def test_the_level_changes_in_training_after_whole_episodes(still):
     assert env.level.tolist() == [3, 1, 2, 2]
     assert env.engine.qpos[:, 0].tolist() == [55.0, 19.0, 37.0, 37.0]
     assert info["metrics"]["terrain_level"].item() == 2.0
-    levels = [info["metrics"][f"level_{kind}"].item() for kind in ("stones", "hurdle", "flat", "step", "gap")]
-    assert levels == [3.0, 1.0, 2.0, 2.0, 0.0]  # no world has gaps
+    levels = [info["metrics"][f"level_{kind}"].item() for kind in ("stones", "hurdle", "flat", "step")]
+    assert levels == [3.0, 1.0, 2.0, 2.0]
+    assert "level_gap" not in info["metrics"]  # no world has gaps
     assert info["episode"]["objective"].tolist() == [16.0] * 4  # all goals of the two levels below
     env.passed[3] = 8
     _, _, _, truncated, _ = stand_still(env)
@@ -427,6 +428,30 @@ def test_pushes_and_commands(still):
     assert torch.equal(velocity[:, 2:], qvel[:, 2:])
     assert 0.49 < velocity[:, :2].abs().max() <= 0.5
     assert velocity[:, :2].mean(0).abs().max() < 0.05
+
+
+def test_a_new_episode_knows_nothing_of_the_one_before(still):
+    env = started("A1Parkour", 2)
+    for name in ("action", "torque", "touched", "contact", "passed", "steps_at_goal"):
+        getattr(env, name).fill_(1)
+    env.reset_where(torch.tensor([True, False]))
+    for name in ("action", "torque", "touched", "contact", "passed", "steps_at_goal"):
+        first, second = getattr(env, name)
+        assert not first.any(), name
+        assert second.all(), name
+
+
+def test_the_markers_are_at_the_current_and_the_next_goal(still):
+    env = started("A1Parkour", 2)
+    env.level.fill_(3)
+    env.passed.fill_(2)
+    shown = {}
+    env.engine.render = lambda index, camera, markers: shown.update(markers)
+    env.render(1)
+    goals = terrain.make_column(1).goals[3]
+    assert shown["goal"][:2].tolist() == pytest.approx(goals[2])
+    assert shown["next_goal"][:2].tolist() == pytest.approx(goals[3])
+    assert 0.45 - 0.04 <= shown["goal"][2] <= 0.45 + 0.04  # on rough ground
 
 
 def test_resets(still):

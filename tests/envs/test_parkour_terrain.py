@@ -19,22 +19,61 @@ def tiles(kind, level, count=200):
     return [terrain.make_tile(kind, level, rng) for _ in range(count)]
 
 
-def assert_spread(values, low, high, cell=0.05):
-    """Random numbers fill the range from low to high. cell: what they were rounded to, m."""
-    values = np.asarray(values)
-    assert values.min() >= low - 0.51 * cell
-    assert values.max() <= high + 0.51 * cell
-    assert values.min() <= low + 0.15 * (high - low) + cell
-    assert values.max() >= high - 0.15 * (high - low) - 1.51 * cell
+# Lengths are in cells of 5 cm. Points of the original's grid stand at the beginnings of cells.
 
 
-def metres(boxes):
-    """x from, x to, y from, y to, bottom, top, slope of boxes, (boxes, 7)."""
-    return np.array([(*(0.05 * np.array(box.x)), *(0.05 * np.array(box.y)), *box[2:]) for box in boxes])
+def assert_drawn(values, low, high):
+    """Whole numbers of cells that were drawn from `low` up to, but not including, `high` m: each of them occurs."""
+    assert set(values) == set(range(round(low / 0.05), round(high / 0.05)))
 
 
-def goals(tile):
-    return 0.05 * np.array(tile.goals)
+def assert_drawn_in_metres(values, low, high):
+    """Random numbers fill the range from low to high."""
+    assert low <= min(values) <= low + 0.03 * (high - low)
+    assert high - 0.03 * (high - low) <= max(values) <= high
+
+
+def assert_rounded(values, low, high):
+    """Whole numbers of cells, rounded from numbers from low to high m: each of them occurs."""
+    assert set(values) == set(range(round(low / 0.05), round(high / 0.05) + 1))
+
+
+def edges(boxes):
+    """x from, x to, y from, y to of boxes, (4, boxes) cells."""
+    return np.array([(*box.x, *box.y) for box in boxes]).T
+
+
+def centres(boxes):
+    """The points (x, y) of a tile's boxes about which the original raises its points, (2, boxes) cells."""
+    begin, end, right, left = edges(boxes)
+    return (begin + end + 1) // 2, (right + left + 1) // 2
+
+
+def assert_goals_before_obstacles(tiles_of_a_kind, low, high, spacings, offsets):
+    """Goals half a spacing, from low to high m, before obstacles, at their offsets; the last one a spacing behind.
+
+    spacings, offsets: (tiles, 6) cells.
+    """
+    last_spacings = []
+    for tile, spacing, offset in zip(tiles_of_a_kind, spacings, offsets):
+        x = 50 + np.cumsum(spacing)
+        assert tile.goals[0] == (49, 0)  # 5 cm before the end of the platform
+        assert tile.goals[1:7] == [*zip(x - spacing // 2, offset)]
+        last_spacings.append(last_spacing(tile, x[-1]))
+    assert_drawn(spacings.ravel(), low, high)
+    assert_drawn(offsets.ravel(), -0.4, 0.4)
+    assert_last_spacings(last_spacings, low, high)
+
+
+def last_spacing(tile, x):
+    """From the last obstacle at x to the last goal, in cells; None where the goal lay beyond the tile."""
+    goal, y = tile.goals[7]
+    assert y == 0
+    return goal - x if goal != 351 else None  # 17.55 m
+
+
+def assert_last_spacings(spacings, low, high):
+    assert_drawn([spacing for spacing in spacings if spacing is not None], low, high)
 
 
 # ---------------------------------------------------------------- dimensions
@@ -47,126 +86,152 @@ def test_what_all_tiles_have(kind, level):
         assert len(tile.goals) == 8
         assert len(tile.obstacles) == (0 if kind == "flat" else 6)
         assert (tile.pit is not None) == (kind in ("stones", "gap"))
-        assert (np.diff(goals(tile)[:, 0]) > 0.0).all()
-        assert goals(tile)[-1, 0] <= 18.0
-        assert goals(tile)[0, 1] == goals(tile)[-1, 1] == 0.0
+        assert (np.diff(tile.goals, axis=0)[:, 0] > 0).all()
+        assert tile.goals[-1][0] <= 360
 
 
 @at_levels
 def test_hurdles(level):
     d = level / 9
-    heights = []
-    spacings = []
+    of_level = tiles("hurdle", level)
+    heights = [box.top for tile in of_level for box in tile.obstacles]
+    assert_drawn_in_metres(heights, 0.1 + 0.1 * d, 0.15 + 0.25 * d)
     half_widths = []
-    offsets = []
-    for tile in tiles("hurdle", level):
-        box = metres(tile.obstacles)
-        middle = box[:, :2].mean(1)
+    for tile in of_level:
+        begin, end, right, left = edges(tile.obstacles)
         # the formula gives 0.1, 0.25 and 0.4 m of points; an odd number of them loses one, and n points are n - 1 cells
-        assert np.allclose(box[:, 1] - box[:, 0], {0: 0.05, 4: 0.15, 9: 0.35}[level])
-        spacing = np.diff([2.5, *(middle + 0.025)])
-        heights += box[:, 5].tolist()
-        spacings += spacing.tolist()
-        half_widths += ((box[:, 3] - box[:, 2] + 0.05) / 2).tolist()
-        offsets += (box[:, 2:4].mean(1) + 0.025).tolist()
-        assert goals(tile)[0] == pytest.approx([2.45, 0.0])
-        assert np.allclose(goals(tile)[1:7, 0], middle - spacing / 2, atol=0.051)  # two halves of a cell
-        assert np.allclose(goals(tile)[1:7, 1], offsets[-6:])
-    assert_spread(heights, 0.1 + 0.1 * d, 0.15 + 0.25 * d, 0.0)
-    assert_spread(spacings, 1.2, 2.2)
-    assert_spread(half_widths, 0.4, 0.8)
-    assert_spread(offsets, -0.4, 0.4)
+        assert (end - begin == {0: 1, 4: 3, 9: 7}[level]).all()
+        assert ((left - right) % 2 == 1).all()
+        half_widths += ((left - right + 1) // 2).tolist()
+    assert_rounded(half_widths, 0.4, 0.8)
+    x, y = np.array([centres(tile.obstacles) for tile in of_level]).transpose(1, 0, 2)
+    assert_goals_before_obstacles(of_level, 1.2, 2.2, np.diff(x, axis=1, prepend=50), y)
 
 
 def test_flat_goals():
-    spacings = np.concatenate([np.diff(goals(tile)[:, 0]) for tile in tiles("flat", 9)])
-    offsets = np.concatenate([goals(tile)[1:-1, 1] for tile in tiles("flat", 9)])
-    # Obstacles would be s = 1.5 to 2.35 m apart. The first goal lies 5 cm before the end of the platform, the others
-    # s / 2 before their obstacles, and the last one s behind the last obstacle
-    assert spacings.min() >= 0.8 - 1e-6
-    assert spacings.max() <= 1.5 * 2.35 + 1e-6
-    assert_spread(offsets, -0.4, 0.4)
+    """As before obstacles that are s = 30 to 47 cells apart, s // 2 of them behind the goal."""
+    of_level = tiles("flat", 9)
+    goals = np.array([tile.goals for tile in of_level])
+    ways = np.diff(goals[:, :, 0], axis=1)
+    assert (goals[:, 0] == (49, 0)).all()
+    assert set(ways[:, 0]) == set(range(1 + 15, 1 + 24 + 1))  # s - s // 2, from the end of the platform at 50
+    assert set(ways[:, 1:6].ravel()) == set(range(15 + 15, 23 + 24 + 1))
+    on_tile = goals[:, 7, 0] != 351
+    assert set(ways[on_tile, 6]) == set(range(15 + 30, 23 + 47 + 1))
+    assert_drawn(goals[:, 1:7, 1].ravel(), -0.4, 0.4)
+    assert (goals[:, 7, 1] == 0).all()
 
 
 @at_levels
 def test_steps(level):
     height = 0.1 + 0.35 * level / 9
+    of_level = tiles("step", level)
     lengths = []
+    offsets = []
     half_widths = []
-    for tile in tiles("step", level):
-        box = metres(tile.obstacles)
-        assert np.allclose(box[:, 5], np.array([1, 2, 3, 3, 2, 1]) * height)
-        assert box[0, 0] == pytest.approx(2.5)
-        assert np.allclose(box[1:, 0], box[:-1, 1])
-        ends = box[:, 1] + (0.0, 0.0, 0.05, 0.05, 0.05, 0.05)  # walls down are at the last point
-        lengths += np.diff([2.5, *ends]).tolist()
-        half_widths += ((box[:, 3] - box[:, 2] + 0.05) / 2).tolist()
-        assert goals(tile)[0] == pytest.approx([1.5, 0.0])
-        assert np.allclose(goals(tile)[1:7, 0], ends - np.array(lengths[-6:]) / 2, atol=0.026)
-        assert np.allclose(goals(tile)[1:7, 1], box[:, 2:4].mean(1) + 0.025)
-    assert_spread(lengths, 0.3 + height, 1.5 + height)
-    assert_spread(half_widths, 0.5, 1.0)
+    last_spacings = []
+    for tile in of_level:
+        begin, end, right, left = edges(tile.obstacles)
+        assert [box.top for box in tile.obstacles] == pytest.approx(np.array([1, 2, 3, 3, 2, 1]) * height)
+        assert begin.tolist() == [50, *end[:-1]]
+        points = end + (0, 0, 1, 1, 1, 1)  # walls down are at the last point of a step
+        length = np.diff(points, prepend=50)
+        offset = (right + left + 1) // 2
+        assert tile.goals[0] == (30, 0)  # 1 m before the end of the platform
+        assert tile.goals[1:7] == [*zip(points - length // 2, offset)]
+        lengths += length.tolist()
+        offsets += offset.tolist()
+        half_widths += ((left - right + 1) // 2).tolist()
+        last_spacings.append(last_spacing(tile, points[-1]))
+    assert_drawn(lengths, 0.3 + height, 1.5 + height)
+    assert_drawn(offsets, -0.4, 0.4)
+    assert_rounded(half_widths, 0.5, 1.0)
+    assert_last_spacings(last_spacings, 0.3 + height, 1.5 + height)
 
 
 @at_levels
 def test_gaps(level):
-    gap = 0.1 + 0.7 * level / 9
-    strips = []
+    gap = {0: 2, 4: 8, 9: 16}[level]  # the formula's 0.1, 0.41 and 0.8 m of points, of which n are n + 1 cells
+    of_level = tiles("gap", level)
+    spacings = []
+    offsets = []
     half_widths = []
-    depths = []
-    for tile in tiles("gap", level):
-        box = metres(tile.obstacles)
-        begin, end, depth = tile.pit
-        assert 0.05 * begin == pytest.approx(2.45)
-        assert box[0, 0] == pytest.approx(2.45)
-        ends = np.array([*box[1:, 0], 0.05 * end])
-        # the formula gives 0.1, 0.41 and 0.8 m of points, which are even numbers of them, and n points are n + 1 cells
-        assert np.allclose(ends - box[:, 1], {0: 0.15, 4: 0.45, 9: 0.85}[level])
-        assert np.allclose(box[:, 5], 0.0)
-        strips += np.diff(box[:, 1]).tolist()
-        half_widths += ((box[:, 3] - box[:, 2] + 0.05) / 2).tolist()
-        depths.append(depth)
-        assert np.allclose(goals(tile)[1:7, 1], box[:, 2:4].mean(1) + 0.025)
-        assert np.all(goals(tile)[2:7, 0] > box[1:, 0])
-        assert np.all(goals(tile)[1:7, 0] < box[:, 1])
-    assert_spread(strips, gap + 0.8, gap + 1.5)
-    assert_spread(half_widths, 0.6, 1.2)
-    assert_spread(depths, 0.2, 1.0, 0.0)
+    last_spacings = []
+    for tile in of_level:
+        begin, end, right, left = edges(tile.obstacles)
+        pit_begin, pit_end, _ = tile.pit
+        assert pit_begin == begin[0] == 49
+        next_begin = np.array([*begin[1:], pit_end])
+        assert (next_begin - end == gap + 1).all()
+        assert all(box.top == 0.0 for box in tile.obstacles)
+        x = next_begin - gap // 2
+        spacing = np.diff(x, prepend=50)
+        offset = (right + left + 1) // 2
+        assert tile.goals[0] == (49, 0)
+        assert tile.goals[1:7] == [*zip(x - spacing // 2, offset)]
+        spacings += (spacing - gap).tolist()
+        offsets += offset.tolist()
+        half_widths += ((left - right + 1) // 2).tolist()
+        last_spacings.append(last_spacing(tile, x[-1] + gap))
+    assert_drawn(spacings, 0.8, 1.5)
+    assert_drawn(offsets, -0.4, 0.4)
+    assert_rounded(half_widths, 0.6, 1.2)
+    assert_last_spacings(last_spacings, 0.8, 1.5)
+    assert_drawn_in_metres([tile.pit[2] for tile in of_level], 0.2, 1.0)
 
 
 @at_levels
 def test_stones(level):
     d = level / 9
+    of_level = tiles("stones", level)
     lengths = []
     spacings = []
     sides = []
-    depths = []
-    for tile in tiles("stones", level):
-        box = metres(tile.obstacles)
-        length = box[:, 1] - box[:, 0] + 0.05
-        middle = box[:, 2:4].mean(1) + 0.025
-        assert np.allclose(length[:5], length[0])
-        assert length[5] == pytest.approx(1.6)
-        assert np.allclose(box[:, 3] - box[:, 2], 0.95)
-        rise = np.abs(box[:, 6]) * 0.475
-        assert np.allclose(rise[:5], 0.25 * d)
-        assert rise[5] == pytest.approx(0.1 + 0.15 * d)
-        assert np.all(np.sign(middle[1:]) == -np.sign(middle[:-1]))
-        assert np.all(box[5, 6] * middle[5] > 0.0)  # the outer edge is the higher one
-        assert np.all(box[:5, 6] * middle[:5] >= 0.0)
-        lengths.append(length[0])
-        spacings += (np.diff(box[:5, :2].mean(1)) - length[0]).tolist()
-        sides += np.abs(middle).tolist()
-        begin, end, depth = tile.pit
-        depths.append(depth)
-        assert 0.05 * begin == pytest.approx(2.45)
-        assert 0.05 * end == pytest.approx(box[5, 1] + 0.1)
-        assert np.allclose(goals(tile)[1:7], np.stack([box[:, :2].mean(1) + 0.025, middle], 1))
-        assert goals(tile)[0] == pytest.approx([2.5 - length[0] / 2, 0.0])
-    assert_spread(lengths, 0.9 - 0.3 * d, 1.0 - 0.2 * d, 0.2)
-    assert_spread(spacings, -0.1, 0.1 + 0.3 * d)
-    assert_spread(sides, 0.2, 0.3 + 0.1 * d)
-    assert_spread(depths, 0.2, 1.0, 0.0)
+    last_spacings = []
+    for tile in of_level:
+        begin, end, right, left = edges(tile.obstacles)
+        x, y = centres(tile.obstacles)
+        length = end[0] - begin[0] + 1
+        assert (end - begin + 1).tolist() == [length] * 5 + [32]  # the last one is 1.6 m long
+        assert (left - right == 19).all()  # 20 points
+        rise = np.array([abs(box.slope) for box in tile.obstacles]) * 0.475
+        assert rise == pytest.approx([0.25 * d] * 5 + [0.1 + 0.15 * d])
+        assert (np.sign(y[1:]) == -np.sign(y[:-1])).all()
+        assert all(box.slope * side >= 0.0 for box, side in zip(tile.obstacles, y))  # the outer edge is the higher one
+        pit_begin, pit_end, _ = tile.pit
+        assert pit_begin == 49
+        assert pit_end == end[-1] + 2
+        assert tile.goals[0] == (50 - length // 2, 0)
+        assert tile.goals[1:7] == [*zip(x, y)]
+        lengths.append(length)
+        spacings += (np.diff(x) - length - (0, 0, 0, 0, 8)).tolist()  # a quarter of the last stone is added
+        sides += np.abs(y).tolist()
+        goal, middle = tile.goals[7]
+        assert middle == 0
+        assert (goal - x[-1]) % 2 == 0
+        last_spacings.append((goal - x[-1]) // 2 - length)
+    # 0.9 to 1.0, 0.77 to 0.91 and 0.6 to 0.8 m, rounded to 0.2 m
+    assert set(lengths) == {0: {20}, 4: {16, 20}, 9: {12, 16}}[level]
+    for values in (spacings, last_spacings):
+        assert_drawn(values, -0.1, 0.1 + 0.3 * d)
+    assert_drawn(sides, 0.2, 0.3 + 0.1 * d)
+    assert_drawn_in_metres([tile.pit[2] for tile in of_level], 0.2, 1.0)
+
+
+@at_levels
+def test_the_first_stone(level):
+    """Half a stone behind the platform, moved by the difference of two spacings."""
+    starts = []
+    for tile in tiles("stones", level, 2_000):
+        x, _ = centres(tile.obstacles)
+        begin, end, _, _ = edges(tile.obstacles)
+        starts.append(x[0] - 50 - (end[0] - begin[0] + 1) // 2)
+    width = round((0.1 + 0.3 * level / 9) / 0.05) - round(-0.1 / 0.05) - 1
+    assert set(starts) == set(range(-width, width + 1))
+
+
+def test_a_last_goal_beyond_the_tile_is_put_at_17_55_m():
+    assert [terrain._last_goal(x) for x in (300, 360, 361)] == [(300, 0), (360, 0), (351, 0)]
 
 
 # ---------------------------------------------------------------- columns
