@@ -11,7 +11,7 @@ from typing import NamedTuple, Optional, Tuple
 import torch
 
 from envs.models import allegro_kuka_scene as scene
-from envs.rotations import multiply, rotate, wrap_angle
+from envs.rotations import conjugate, multiply, rotate, wrap_angle
 from envs.tasks.allegro_kuka import (
     NEAR_FACTOR,
     OBJECT,
@@ -407,9 +407,27 @@ def turn_as_far(start, end, share):
 
 
 class AllegroKukaReorientationHeldStarts(HeldStarts, RelativeHandTargets, AllegroKukaReorientation):
-    """AllegroKukaReorientation with held starts and relative hand targets. In training, goals need HOLDING_STEPS."""
+    """AllegroKukaReorientation with held starts and relative hand targets. In training, goals need HOLDING_STEPS.
+
+    The observation ends with the turn to the goal (3), see `observe`.
+    """
 
     starts = REORIENTATION_STARTS
+
+    def __init__(self, num_envs, device, seed, engine="mujoco"):
+        super().__init__(num_envs, device, seed, engine)
+        self.num_obs += 3
+
+    def observe(self):
+        """The others' observation and the turn from the object to its goal (N, 3), in the axes of the palm's body.
+
+        The vector is along the turn's axis and 2 sin(angle / 2) long. The keypoints tell the turn, too, but from them
+        alone a small network learns to move the object and not to turn it.
+        """
+        turn = multiply(self.goal[:, 3:], conjugate(self.engine.body_quat[:, OBJECT]))
+        shorter_way = torch.where(turn[:, :1] < 0.0, -turn[:, 1:], turn[:, 1:])
+        in_palm = rotate(conjugate(self.engine.body_quat[:, 0]), 2.0 * shorter_way)
+        return torch.cat([super().observe(), in_palm], 1)
 
     def turn_goal(self, mask):
         """Turn the goals of mask (N,) bool about the axis of the turn to them, as far as their kinds of start say.

@@ -362,6 +362,18 @@ def test_a_turn_carries_points_a_share_as_far(share, angle):
     torch.testing.assert_close(turned.norm(dim=1), torch.ones(3))
 
 
+@pytest.mark.parametrize("angle", [0.5, 2.0 * math.pi - 0.5])
+def test_in_reorientation_the_turn_to_the_goal_is_observed(angle):
+    env, _ = make("high", REORIENTATION)
+    assert env.observe().shape == (24, env.num_obs)
+    env.engine.body_quat[:, 0] = torch.tensor(turn(math.pi / 2.0, 0))  # the palm: its z axis is the world's -y axis
+    env.engine.body_quat[:, task.OBJECT] = torch.tensor(turn(0.7, 1))
+    env.goal[:, 3:] = multiply(torch.tensor(turn(angle, 2)), torch.tensor(turn(0.7, 1)))
+    length = 2.0 * math.sin(0.25) * (1.0 if angle < math.pi else -1.0)  # by the shorter way
+    expected = torch.tensor([0.0, length, 0.0])  # the world's z axis is the palm's y axis
+    torch.testing.assert_close(env.observe()[:, -3:], expected.expand(24, 3), atol=1e-6, rtol=0.0)
+
+
 @pytest.mark.parametrize("start", ["high", "original", "next"])
 def test_in_reorientation_some_goals_stay_turned_as_drawn(start):
     env, held = make("high", REORIENTATION)
