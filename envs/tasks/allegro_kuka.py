@@ -257,6 +257,10 @@ class AllegroKukaBase(VectorEnv):
         """Whether the object is out of reach (N,) bool. near (N,) bool, fingertip_distance (N, F) m."""
         return self.engine.body_pos[:, OBJECT, 2] < FALL_HEIGHT
 
+    def seen_of_goal(self, values):
+        """What is observed of values (N, ...) that depend on the goal."""
+        return values
+
     def given_up(self):
         """Whether to end an episode early, as a truncation (N,) bool."""
         return torch.zeros_like(self.lifted)
@@ -382,9 +386,9 @@ class AllegroKukaBase(VectorEnv):
             *self.body_motion(OBJECT),
             (fingertips - palms[:, :, None]).flatten(1),
             (of_object[:, None] - palms[:, :, None]).flatten(1),
-            (of_object - of_goal).flatten(1),
+            self.seen_of_goal((of_object - of_goal).flatten(1)),
             self.object_scale,
-            self.closest_keypoint[:, None],
+            self.seen_of_goal(self.closest_keypoint[:, None]),
             *([self.closest_fingertip] if self.observes_records else []),
             self.lifted[:, None],
             (self.episode_step[:, None] / 10.0).log1p(),

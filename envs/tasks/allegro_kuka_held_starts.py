@@ -406,10 +406,22 @@ def turn_as_far(start, end, share):
     return (1.0 - sine.square()).sqrt() * start + sine * torch.nn.functional.normalize(across, dim=1)
 
 
-class AllegroKukaReorientationHeldStarts(HeldStarts, RelativeHandTargets, AllegroKukaReorientation):
+class GoalSeenOnceLifted:
+    """Mixin for tasks with held starts: the goal is not observed until the object has been lifted.
+
+    Fetching is learned from starts whose goals are easier than the original ones. A policy that sees the goal from the
+    beginning fetches badly for others: the one of Throw lifted 84 % of the objects with a bucket nearby, but 30 % with
+    the original ones.
+    """
+
+    def seen_of_goal(self, values):
+        return values * self.lifted[:, None]
+
+
+class AllegroKukaReorientationHeldStarts(GoalSeenOnceLifted, HeldStarts, RelativeHandTargets, AllegroKukaReorientation):
     """AllegroKukaReorientation with held starts and relative hand targets. In training, goals need HOLDING_STEPS.
 
-    The observation ends with the turn to the goal (3), see `observe`.
+    The goal is observed once the object has been lifted. The observation ends with the turn to it (3), see `observe`.
     """
 
     starts = REORIENTATION_STARTS
@@ -427,7 +439,7 @@ class AllegroKukaReorientationHeldStarts(HeldStarts, RelativeHandTargets, Allegr
         turn = multiply(self.goal[:, 3:], conjugate(self.engine.body_quat[:, OBJECT]))
         shorter_way = torch.where(turn[:, :1] < 0.0, -turn[:, 1:], turn[:, 1:])
         in_palm = rotate(conjugate(self.engine.body_quat[:, 0]), 2.0 * shorter_way)
-        return torch.cat([super().observe(), in_palm], 1)
+        return torch.cat([super().observe(), self.seen_of_goal(in_palm)], 1)
 
     def turn_goal(self, mask):
         """Turn the goals of mask (N,) bool about the axis of the turn to them, as far as their kinds of start say.

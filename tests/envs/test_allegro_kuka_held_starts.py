@@ -205,7 +205,10 @@ def test_a_goal_begins_with_the_object_in_the_hand_or_beneath_it(start, env_id):
     else:
         assert (gap < 0.01).all()
     assert (env.target[held, None] == env.held_states.target[held, index]).all(2).any(1).all()
-    ahead = env.observe()[held, -joints:].abs().amax(1)
+    first = env.num_obs - joints - (3 if env_id == REORIENTATION else 0)
+    observed = env.observe()[:, first : first + joints]  # how far targets are ahead
+    torch.testing.assert_close(observed, env.target - env.engine.qpos[:, :joints])
+    ahead = observed[held].abs().amax(1)
     if start == "open":
         assert (ahead > 0.05).float().mean() > 0.5
     if start in ("near", "halfway", "far"):
@@ -214,7 +217,6 @@ def test_a_goal_begins_with_the_object_in_the_hand_or_beneath_it(start, env_id):
         place = (env.engine.body_pos[:, task.OBJECT] - env.object_start)[held]
         place[:, 0] -= env.start_side * place[:, 0].sign()
         assert (place[:, :2].abs() < env.start_range[:2] + 0.02).all()
-    torch.testing.assert_close(env.observe()[:, -joints:], env.target - env.engine.qpos[:, :joints])
     assert (env.lifted[held] == (start == "high")).all()
     torch.testing.assert_close(env.closest_fingertip, env.fingertip_distance())
     torch.testing.assert_close(env.closest_keypoint, env.keypoint_distance())
@@ -366,12 +368,25 @@ def test_a_turn_carries_points_a_share_as_far(share, angle):
 def test_in_reorientation_the_turn_to_the_goal_is_observed(angle):
     env, _ = make("high", REORIENTATION)
     assert env.observe().shape == (24, env.num_obs)
+    env.lifted.fill_(True)
     env.engine.body_quat[:, 0] = torch.tensor(turn(math.pi / 2.0, 0))  # the palm: its z axis is the world's -y axis
     env.engine.body_quat[:, task.OBJECT] = torch.tensor(turn(0.7, 1))
     env.goal[:, 3:] = multiply(torch.tensor(turn(angle, 2)), torch.tensor(turn(0.7, 1)))
     length = 2.0 * math.sin(0.25) * (1.0 if angle < math.pi else -1.0)  # by the shorter way
     expected = torch.tensor([0.0, length, 0.0])  # the world's z axis is the palm's y axis
     torch.testing.assert_close(env.observe()[:, -3:], expected.expand(24, 3), atol=1e-6, rtol=0.0)
+
+
+def test_in_reorientation_the_goal_is_observed_once_the_object_has_been_lifted():
+    env, _ = make("high", REORIENTATION)
+    env.lifted.copy_(torch.arange(24) < 12)
+    before = env.observe()
+    env.goal[:, :3] += 0.1
+    env.goal[:, 3:] = multiply(torch.tensor([turn(0.5, 2)]), env.goal[:, 3:])
+    env.closest_keypoint += 0.1
+    changed = (env.observe() - before).abs() > 1e-4
+    assert changed[:12].sum(1).tolist() == [12 + 1 + 3] * 12
+    assert not changed[12:].any()
 
 
 @pytest.mark.parametrize("start", ["high", "original", "next"])
@@ -707,7 +722,9 @@ def test_an_object_far_from_the_hand_that_had_it_is_lost_although_the_other_hand
 def test_an_evaluation_plays_the_original_starts(env_id, capsys):
     ours = envs.make(env_id, 8)
     original = envs.make(env_id[: -len("HeldStarts")], 8)
-    assert torch.equal(ours.reset()[:, : -ours.num_joints], original.reset())
+    if env_id == REORIENTATION:
+        original.seen_of_goal = torch.zeros_like  # no object has been lifted
+    assert torch.equal(ours.reset()[:, : original.num_obs], original.reset())
     assert not ours.held_states.count.any()
     assert capsys.readouterr().out == ""
     env, _ = make("low", env_id)
