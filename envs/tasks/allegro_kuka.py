@@ -197,6 +197,8 @@ class AllegroKukaBase(VectorEnv):
         self.joint_default = per_robot(self.layout.pose)
         self.joint_lower = per_robot(scene.JOINT_LOWER)
         self.joint_upper = per_robot(scene.JOINT_UPPER)
+        self.joint_middle = self.constant((self.joint_upper + self.joint_lower) / 2.0)
+        self.joint_span = self.constant(self.joint_upper - self.joint_lower)
         lead = [scene.ARM_LEAD] * NUM_ARM + [np.inf] * (JOINTS_PER_ROBOT - NUM_ARM)
         self.lead = per_robot(lead)  # rad, how far a drive may aim beyond its joint's angle
         self.palm_offset = self.constant(scene.PALM_OFFSET)
@@ -352,11 +354,10 @@ class AllegroKukaBase(VectorEnv):
 
     def keypoints(self):
         """Keypoints of the object and of the goal, each (N, K, 3) m."""
-        body_pos = self.engine.body_pos[:, OBJECT]
-        body_quat = self.engine.body_quat[:, OBJECT]
-        of_object = body_pos[:, None] + rotate(body_quat[:, None], self.keypoint_offsets)
-        of_goal = self.goal[:, None, :3] + rotate(self.goal[:, None, 3:], self.keypoint_offsets)
-        return of_object, of_goal
+        position = torch.stack([self.engine.body_pos[:, OBJECT], self.goal[:, :3]], 1)
+        rotation = torch.stack([self.engine.body_quat[:, OBJECT], self.goal[:, 3:]], 1)
+        keypoints = position[:, :, None] + rotate(rotation[:, :, None], self.keypoint_offsets[:, None])
+        return keypoints.unbind(1)
 
     def fingertip_distance(self):
         """From the fingertips to the object's centre (N, F) m."""
@@ -373,13 +374,11 @@ class AllegroKukaBase(VectorEnv):
         With the fingertips' records it has F entries more.
         """
         engine = self.engine
-        middle = (self.joint_upper + self.joint_lower) / 2.0
-        span = self.joint_upper - self.joint_lower
         palms = self.palm_centres()
         fingertips = self.fingertips().unflatten(1, (self.num_robots, FINGERS))
         of_object, of_goal = self.keypoints()
         obs = [
-            2.0 * (engine.qpos[:, : self.num_joints] - middle) / span,
+            2.0 * (engine.qpos[:, : self.num_joints] - self.joint_middle) / self.joint_span,
             engine.qvel[:, : self.num_joints],
             palms.flatten(1),
             *[part for robot in range(self.num_robots) for part in self.body_motion(robot)],
