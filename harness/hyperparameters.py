@@ -120,7 +120,7 @@ EPO = merge(SAPG, {
     **dict.fromkeys(["Ant", *ENVPOOL], dict(ga_threshold=0.5)),
 })  # fmt: skip
 # No paper trains without a GPU, so these rows are ours: small networks, small minibatches, and enough steps for one to
-# five hours
+# six hours of one core
 SMALL = dict(num_envs=1_024, num_steps=16, num_minibatches=16, lstm=False, hidden_sizes=(256, 128, 64))
 CPU = {
     # With 640 environments, each of 16 agents has one on each of the 40 columns. Each of 64 agents has two on each kind

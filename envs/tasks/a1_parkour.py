@@ -251,7 +251,7 @@ class A1Parkour(VectorEnv):
         self.level = self.zeros(dtype=torch.long)
         self.passed = self.zeros(dtype=torch.long)  # goals
         self.steps_at_goal = self.zeros(dtype=torch.long)
-        # only in training
+        # these two change in training only
         self.closest = self.zeros().fill_(torch.inf)  # m, to the goal, when the robot last made progress
         self.stalled = self.zeros(dtype=torch.long)  # steps since then
         self.command = self.zeros()  # m/s

@@ -260,7 +260,7 @@ class AllegroKukaBase(VectorEnv):
         return self.engine.body_pos[:, OBJECT, 2] < FALL_HEIGHT
 
     def seen_of_goal(self, values):
-        """What is observed of values (N, ...) that depend on the goal."""
+        """What is observed of values (N, E) that depend on the goal, (N, E)."""
         return values
 
     def given_up(self):

@@ -432,10 +432,11 @@ def test_pushes_and_commands(still):
 
 def test_a_new_episode_knows_nothing_of_the_one_before(still):
     env = started("A1Parkour", 2)
-    for name in ("action", "torque", "touched", "contact", "passed", "steps_at_goal"):
+    names = "action", "torque", "touched", "contact", "passed", "steps_at_goal"
+    for name in names:
         getattr(env, name).fill_(1)
     env.reset_where(torch.tensor([True, False]))
-    for name in ("action", "torque", "touched", "contact", "passed", "steps_at_goal"):
+    for name in names:
         first, second = getattr(env, name)
         assert not first.any(), name
         assert second.all(), name

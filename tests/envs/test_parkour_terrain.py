@@ -49,22 +49,6 @@ def centres(boxes):
     return (begin + end + 1) // 2, (right + left + 1) // 2
 
 
-def assert_goals_before_obstacles(tiles_of_a_kind, low, high, spacings, offsets):
-    """Goals half a spacing, from low to high m, before obstacles, at their offsets; the last one a spacing behind.
-
-    spacings, offsets: (tiles, 6) cells.
-    """
-    last_spacings = []
-    for tile, spacing, offset in zip(tiles_of_a_kind, spacings, offsets):
-        x = 50 + np.cumsum(spacing)
-        assert tile.goals[0] == (49, 0)  # 5 cm before the end of the platform
-        assert tile.goals[1:7] == [*zip(x - spacing // 2, offset)]
-        last_spacings.append(last_spacing(tile, x[-1]))
-    assert_drawn(spacings.ravel(), low, high)
-    assert_drawn(offsets.ravel(), -0.4, 0.4)
-    assert_last_spacings(last_spacings, low, high)
-
-
 def last_spacing(tile, x):
     """From the last obstacle at x to the last goal, in cells; None where the goal lay beyond the tile."""
     goal, y = tile.goals[7]
@@ -94,18 +78,28 @@ def test_what_all_tiles_have(kind, level):
 def test_hurdles(level):
     d = level / 9
     of_level = tiles("hurdle", level)
-    heights = [box.top for tile in of_level for box in tile.obstacles]
-    assert_drawn_in_metres(heights, 0.1 + 0.1 * d, 0.15 + 0.25 * d)
+    spacings = []
+    offsets = []
     half_widths = []
+    last_spacings = []
     for tile in of_level:
         begin, end, right, left = edges(tile.obstacles)
+        x, y = centres(tile.obstacles)
         # the formula gives 0.1, 0.25 and 0.4 m of points; an odd number of them loses one, and n points are n - 1 cells
         assert (end - begin == {0: 1, 4: 3, 9: 7}[level]).all()
         assert ((left - right) % 2 == 1).all()
+        spacing = np.diff(x, prepend=50)
+        assert tile.goals[0] == (49, 0)  # 5 cm before the end of the platform
+        assert tile.goals[1:7] == [*zip(x - spacing // 2, y)]
+        spacings += spacing.tolist()
+        offsets += y.tolist()
         half_widths += ((left - right + 1) // 2).tolist()
+        last_spacings.append(last_spacing(tile, x[-1]))
+    assert_drawn(spacings, 1.2, 2.2)
+    assert_drawn(offsets, -0.4, 0.4)
     assert_rounded(half_widths, 0.4, 0.8)
-    x, y = np.array([centres(tile.obstacles) for tile in of_level]).transpose(1, 0, 2)
-    assert_goals_before_obstacles(of_level, 1.2, 2.2, np.diff(x, axis=1, prepend=50), y)
+    assert_last_spacings(last_spacings, 1.2, 2.2)
+    assert_drawn_in_metres([box.top for tile in of_level for box in tile.obstacles], 0.1 + 0.1 * d, 0.15 + 0.25 * d)
 
 
 def test_flat_goals():
@@ -136,7 +130,7 @@ def test_steps(level):
         assert begin.tolist() == [50, *end[:-1]]
         points = end + (0, 0, 1, 1, 1, 1)  # walls down are at the last point of a step
         length = np.diff(points, prepend=50)
-        offset = (right + left + 1) // 2
+        _, offset = centres(tile.obstacles)
         assert tile.goals[0] == (30, 0)  # 1 m before the end of the platform
         assert tile.goals[1:7] == [*zip(points - length // 2, offset)]
         lengths += length.tolist()
@@ -166,7 +160,7 @@ def test_gaps(level):
         assert all(box.top == 0.0 for box in tile.obstacles)
         x = next_begin - gap // 2
         spacing = np.diff(x, prepend=50)
-        offset = (right + left + 1) // 2
+        _, offset = centres(tile.obstacles)
         assert tile.goals[0] == (49, 0)
         assert tile.goals[1:7] == [*zip(x - spacing // 2, offset)]
         spacings += (spacing - gap).tolist()
@@ -197,6 +191,7 @@ def test_stones(level):
         rise = np.array([abs(box.slope) for box in tile.obstacles]) * 0.475
         assert rise == pytest.approx([0.25 * d] * 5 + [0.1 + 0.15 * d])
         assert (np.sign(y[1:]) == -np.sign(y[:-1])).all()
+        assert tile.obstacles[-1].slope * y[-1] > 0.0
         assert all(box.slope * side >= 0.0 for box, side in zip(tile.obstacles, y))  # the outer edge is the higher one
         pit_begin, pit_end, _ = tile.pit
         assert pit_begin == 49
