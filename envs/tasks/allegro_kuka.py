@@ -589,8 +589,8 @@ class AllegroKukaReorientation(AllegroKukaBase):
     """Bring the object into a pose in the air. After each success a new pose follows; the object stays where it is."""
 
     cpu_note = (
-        "no training on a CPU is known to have a success; with AllegroKukaReorientationHeldStarts, PPO reached 1.7 "
-        "goals per episode in 60 M steps, 3 hours"
+        "no training on a CPU is known to have a success; with AllegroKukaReorientationHeldStarts, PPO reached 1 "
+        "to 2 goals per episode in 60 M steps, 3 hours"
     )
     max_episode_steps = 600  # since the last success
     success_steps = 1
