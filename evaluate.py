@@ -70,8 +70,8 @@ def load(path):
     script = importlib.util.module_from_spec(spec)
     sys.modules[name] = script  # dataclasses look it up there
     spec.loader.exec_module(script)
-    for flag in saved["args"].keys() - {field.name for field in dataclasses.fields(script.Args)}:
-        print(f"{flag} of the checkpoint is ignored: {name}.py has no such flag")
+    for field in saved["args"].keys() - {field.name for field in dataclasses.fields(script.Args)}:
+        print(f"{harness.flag(field)} of the checkpoint is ignored: {name}.py has no such flag")
     return saved, script
 
 
@@ -110,6 +110,18 @@ def can_render(env):
     """Whether the task's class has a method render of its own."""
     render = getattr(env, "render", None)
     return getattr(render, "__func__", render) not in (None, envs.VectorEnv.render)
+
+
+def check_pictures(saved, args, device):
+    """Refuse a film of a task that cannot be drawn here."""
+    env = make_env(saved, 1, args.seed, args.engine, device)
+    if not can_render(env):
+        harness.refuse("--video", args.video, f"{saved['args']['env_id']} has no method render, see envs/base.py")
+    env.reset()
+    try:
+        env.render(0)
+    except RuntimeError as error:  # for example that OpenGL is missing
+        harness.refuse("--video", args.video, error)
 
 
 def make_agent(saved, script, env, device):
@@ -267,7 +279,7 @@ def record_video(env, player):
     columns = math.ceil(math.sqrt(num_envs))
     rate = getattr(env, "frame_rate", envs.VectorEnv.frame_rate)  # control steps per second
     period = math.ceil(rate / FILM_RATE)  # control steps per frame
-    for step in range(int(FILM_SECONDS * rate)):
+    for step in range(max(1, int(FILM_SECONDS * rate))):
         if step % period == 0:  # of a finished episode the last picture stays
             pictures = [env.render(i) if playing[i] else picture for i, picture in enumerate(pictures)]
             blank = [np.zeros_like(pictures[0])] * (-num_envs % columns)
@@ -311,6 +323,8 @@ def main(argv=None):
     saved, script = load(args.run)
     if args.tolerance is not None:
         set_tolerance(saved, args.tolerance)
+    if args.video:
+        check_pictures(saved, args, device)
     last = num_agents_of(saved) - 1
     for k in args.agents:
         if not 0 <= k <= last:
@@ -318,17 +332,15 @@ def main(argv=None):
     players = [("agent", k) for k in args.agents]
     if not players:
         players.append(default_player(saved, script, args.seed, args.engine, device))
-    if args.best and players[-1][0] != "best":
+    if args.best and last > 0 and players[-1][0] != "best":
         players.append(("best", find_best(saved, script, args.seed, args.engine, device)))
     if args.episodes or not args.video:
         print_scores(saved, script, players, args.episodes or 100, args, device)
     if args.video:
         ids = torch.tensor([k for _, k in players], device=device)
         env = make_env(saved, len(ids), args.seed, args.engine, device)
-        if not can_render(env):
-            harness.refuse("--video", args.video, f"{saved['args']['env_id']} has no method render, see envs/base.py")
-        hint = "; the leader, --best finds the best agent" if players[-1][0] == "leader" else ""
-        print(f"{args.video}: films agent {', '.join(map(str, ids.tolist()))} with mean actions{hint}", flush=True)
+        hint = " (the leader; --best finds the best agent)" if players[-1][0] == "leader" else ""
+        print(f"{args.video}: agent {', '.join(map(str, ids.tolist()))} with mean actions{hint}", flush=True)
         player = Player(make_agent(saved, script, env, device), ids, deterministic=True)
         write_video(args.video, *record_video(env, player))
 

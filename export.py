@@ -128,6 +128,11 @@ def save_policy(folder, saved, env):
 @needs_output()
 def main(argv=None):
     args = harness.parse_program_args(Args, "export", __doc__, argv)
+    folder = os.path.dirname(args.output) or "."
+    if args.output.endswith(".onnx") and not os.path.isdir(folder):
+        harness.refuse("output", args.output, "must be in an existing folder")
+    if not args.output.endswith(".onnx") and os.path.isfile(args.output):
+        harness.refuse("output", args.output, "must be a file that ends with .onnx, or a folder")
     saved, script = load(args.run)
     last = num_agents_of(saved) - 1
     if args.agent is not None and not (args.output.endswith(".onnx") and 0 <= args.agent <= last):

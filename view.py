@@ -41,7 +41,7 @@ TEXT_PERIOD = 0.2  # s, between updates of the text and the plots
 CHECKPOINT_PERIOD = 2.0  # s, between looks for a new checkpoint
 HISTORY = 200  # control steps in the plots
 SPEEDS = {"1/8 x": 0.125, "1/4 x": 0.25, "1/2 x": 0.5, "1 x": 1.0, "2 x": 2.0}  # relative to real time
-SIDE_BY_SIDE = "all, side by side"
+ALL = "all, in a grid"
 BEST = "best in training"  # by the objective of its latest episodes there; evaluate.py --best looks for the best
 SKY = ((0.62, 0.75, 0.90), (0.97, 0.98, 0.99))  # top and bottom
 ZONE_OPACITY = 0.2
@@ -202,12 +202,15 @@ def find_pushed_joint(model):
     return int(np.argmax(model.jnt_type == mujoco.mjtJoint.mjJNT_FREE.value))
 
 
+def is_free(model, joint):
+    return model.jnt_type[joint] == mujoco.mjtJoint.mjJNT_FREE.value
+
+
 def holds_an_object(model):
     """Whether the body of `find_pushed_joint` is an object: nothing is attached to it, as to a robot that walks."""
     joint = find_pushed_joint(model)
-    is_free = model.jnt_type[joint] == mujoco.mjtJoint.mjJNT_FREE.value
     body = model.jnt_bodyid[joint]
-    return bool(is_free and (model.body_rootid == body).sum() == 1)
+    return bool(is_free(model, joint) and (model.body_rootid == body).sum() == 1)
 
 
 def push(env, worlds, velocity):
@@ -219,7 +222,7 @@ def push(env, worlds, velocity):
     model = env.engine.models[0]
     joint = find_pushed_joint(model)
     start = model.jnt_dofadr[joint]
-    size = 3 if model.jnt_type[joint] == mujoco.mjtJoint.mjJNT_FREE.value else 1
+    size = 3 if is_free(model, joint) else 1
     qvel = env.engine.qvel.clone()
     qvel[:, start : start + size] += velocity[:size]
     set_state(env, worlds, env.engine.qpos, qvel)
@@ -382,13 +385,15 @@ class Page:
             self.agent_choice = gui.add_dropdown("Agent", agents)
             self.sampled = gui.add_checkbox("Sample actions", False, hint="else the mean of the policy")
         with gui.add_folder("World"):
-            self.world_choice = gui.add_dropdown("Show", worlds if len(worlds) == 1 else [*worlds, SIDE_BY_SIDE])
+            self.world_choice = gui.add_dropdown("Show", worlds if len(worlds) == 1 else [*worlds, ALL])
             self.speed = gui.add_dropdown("Speed", list(SPEEDS), initial_value="1 x")
             self.paused = gui.add_checkbox("Pause", False)
             self.add_buttons("Time", "One step", "New episode")
             self.push_speed = gui.add_slider("Push (m/s)", 0.1, 5.0, 0.1, 1.0)
-            drops = ["Drop it"] if holds_an_object(self.env.engine.models[0]) else []
-            self.add_buttons("Disturb", "Push sideways", "Push down", *drops)
+            model = self.env.engine.models[0]
+            down = ["Push down"] if is_free(model, find_pushed_joint(model)) else []
+            drops = ["Drop it"] if holds_an_object(model) else []
+            self.add_buttons("Disturb", "Push sideways", *down, *drops)
         self.value_plot = self.add_plot("value estimate", 1)
         self.action_plot = self.add_plot("action", self.env.num_actions)
 
@@ -422,7 +427,7 @@ class Page:
         """Do what the dropdowns and checkboxes say."""
         num_envs = self.env.num_envs
         choice = self.world_choice.value
-        shown = list(range(num_envs)) if choice == SIDE_BY_SIDE else [int(choice.split()[1])]
+        shown = list(range(num_envs)) if choice == ALL else [int(choice.split()[1])]
         if shown != self.shown:
             self.shown = shown
             self.history.clear()

@@ -127,8 +127,20 @@ def needs_engine(env_id):
     if env_id.partition(":")[0] in ADAPTERS:
         return False
     if ":" in env_id:
-        return "engine" in inspect.signature(find_class(env_id)).parameters
+        return takes_engine(find_class(env_id))
     return env_id not in PURE_TORCH
+
+
+def takes_engine(task):
+    """Whether the constructor of a class takes the argument `engine`, or passes it on in **kwargs to one that does."""
+    for base in task.__mro__:
+        if "__init__" in vars(base):
+            parameters = inspect.signature(base.__init__).parameters
+            if "engine" in parameters:
+                return True
+            if all(parameter.kind != parameter.VAR_KEYWORD for parameter in parameters.values()):
+                return False
+    return False
 
 
 def check_versions():

@@ -10,6 +10,8 @@ def import_module(name):
 
     Raises ValueError (one line) where there is no such module.
     """
+    if not all(part.isidentifier() for part in name.split(".")):
+        raise ValueError(f"{name!r} is not the name of a module; must be package.module:Class")
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
     try:

@@ -6,7 +6,9 @@ args, iteration, global_step, wandb_id, learner (what all processes share), and 
 """
 
 import os
+import re
 import shutil
+from contextlib import suppress
 
 import envs  # noqa: F401, before torch: Isaac Gym must be imported first
 
@@ -33,13 +35,17 @@ def restore(part, state):
 
 def save_checkpoint(path, checkpoint):
     """Write a checkpoint to `path`, which is replaced in one step; the one before is kept as *_previous.pt."""
-    with open(path + ".tmp", "wb") as file:
-        torch.save(checkpoint, file)
-        file.flush()
-        os.fsync(file.fileno())
-    if os.path.exists(path):
-        shutil.copyfile(path, path[: -len(".pt")] + "_previous.pt")
-    os.replace(path + ".tmp", path)
+    try:
+        with open(path + ".tmp", "wb") as file:
+            torch.save(checkpoint, file)
+            file.flush()
+            os.fsync(file.fileno())
+        if os.path.exists(path):
+            shutil.copyfile(path, path[: -len(".pt")] + "_previous.pt")
+        os.replace(path + ".tmp", path)
+    finally:
+        with suppress(FileNotFoundError):  # it is there if something failed; on a full disk, the log needs its space
+            os.remove(path + ".tmp")
 
 
 def policy_file(path):
@@ -88,10 +94,13 @@ def read_checkpoint(path):
     try:
         checkpoint = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # damage shows as one of a dozen kinds
-        reason = f"{error!r:.200}".replace("\n", " ")
+        refused = re.search(r"GLOBAL (\S+)", str(error))
+        reason = f"it holds a {refused[1]}" if refused else f"{error!r:.200}"
         previous = os.path.join(os.path.dirname(file), "checkpoint_previous.pt")
-        hint = f"; the one before is {previous}" if os.path.isfile(previous) else ""
+        hint = f"; the one before is {previous}" if os.path.isfile(previous) and previous != file else ""
         raise ValueError(f"cannot be read ({reason}){hint}") from error
+    if not (isinstance(checkpoint, dict) and "args" in checkpoint):
+        raise ValueError("is not a checkpoint")
     if "learner" not in checkpoint:
         raise ValueError("was written by version 0.1.0, whose checkpoints have another form")
     return checkpoint

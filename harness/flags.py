@@ -1,6 +1,7 @@
 """The command line: a script's Args over the task's tuned values; what cannot work is refused in one line."""
 
 import os
+import shlex
 import sys
 import textwrap
 from dataclasses import fields
@@ -35,7 +36,7 @@ NOT_NEGATIVE = (
     " mutation_std ga_threshold ga_warmup ga_interval awac_coef awac_temperature reverse_kl_coef adversarial_coef"
     " pbt_start pbt_interval mutation_rate"
 ).split()
-WRAP = dict(subsequent_indent="    ", break_on_hyphens=False)
+WRAP = dict(subsequent_indent="    ", break_on_hyphens=False, break_long_words=False)
 
 
 class Presets(NamedTuple):
@@ -140,6 +141,8 @@ def announce(Args, args, presets):
     for name in flag_names(Args):
         if name == "env_id" or getattr(args, name) != getattr(Args, name):
             changed[name] = getattr(args, name)
+    if args.resume:  # the network is the checkpoint's; together, the flags are refused
+        changed.pop("load", None)
     print(textwrap.fill(f"{script_name(Args)}.py {spell(changed)}", 120, **WRAP))
     is_rounded = presets.here["num_envs"] != presets.requested_envs
     if is_rounded and args.num_envs == presets.here["num_envs"]:
@@ -176,7 +179,7 @@ def spell(flags):
             words += [flag(name), *map(str, value)]
         else:
             words += [flag(name), str(value)]
-    return " ".join(words)
+    return shlex.join(words)
 
 
 def check_script(Args, given, saved):
@@ -211,6 +214,11 @@ def check_common_args(args):
             refuse(flag(name), value, "must be above 0")
         if name in NOT_NEGATIVE and not value >= 0:  # written so that nan is refused
             refuse(flag(name), value, "must be at least 0")
+    if args.track:
+        try:
+            import wandb  # noqa: F401
+        except ModuleNotFoundError:
+            refuse("--track", True, "needs Weights & Biases: pip install wandb")
     if args.seed >= 2**32:
         refuse("--seed", args.seed, "must be below 2^32")
     sizes = {"--hidden-sizes": args.hidden_sizes, "--discriminator-sizes": getattr(args, "discriminator_sizes", (1,))}
@@ -221,7 +229,7 @@ def check_common_args(args):
     if args.num_envs % blocks:
         refuse("--num-envs", args.num_envs, f"must be a multiple of {blocks}, agents times processes")
     if args.num_minibatches > args.num_envs // distributed.WORLD_SIZE:
-        refuse("--num-minibatches", args.num_minibatches, "must be at most the environments of a process")
+        refuse("--num-minibatches", args.num_minibatches, "must be at most the number of environments per process")
     if args.bf16 and args.lstm and (args.device != "cpu" or torch.backends.cpu.get_cpu_capability() == "AVX2"):
         refuse("--bf16", True, "must be off with --lstm: PyTorch's LSTM is float16 on a GPU and needs AVX-512 on a CPU")
 

@@ -5,6 +5,7 @@ import inspect
 import re
 import sys
 import textwrap
+import types
 from dataclasses import MISSING, fields
 from typing import Any, Dict, Literal, Optional, Sequence, Union, get_args, get_origin
 
@@ -13,6 +14,7 @@ from envs.terminal import say
 
 import tyro
 
+OPTIONAL = (Union, getattr(types, "UnionType", Union))  # Optional[int] and, since Python 3.10, int | None
 WIDTH = 110
 COLUMN = 38  # where the descriptions begin
 
@@ -40,10 +42,10 @@ def read_groups(Args: type) -> Dict[str, Dict[str, str]]:
 
 def spell_values(kind):
     """The values of a field's type, as help shows them."""
-    if get_origin(kind) is Union:  # Optional
+    if get_origin(kind) in OPTIONAL:
         return spell_values(get_args(kind)[0])
     if get_origin(kind) is Literal:
-        return "{" + ",".join(get_args(kind)) + "}"
+        return "{" + ",".join(map(str, get_args(kind))) + "}"
     if get_origin(kind) is tuple:
         return spell_values(get_args(kind)[0]) + " ..."
     return kind.__name__.upper()

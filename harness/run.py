@@ -3,11 +3,13 @@
 import inspect
 import math
 import os
+import shlex
 import sys
 import time
 from typing import Any, Dict, Optional
 
 import envs  # noqa: F401, before torch: Isaac Gym must be imported first
+from envs.check import find_unreadable
 from envs.terminal import say
 
 import torch
@@ -56,6 +58,10 @@ class Run:
         for part in learner.values():
             if isinstance(part, torch.nn.Module):
                 distributed.share(list(part.state_dict().values()))
+        if not saved:
+            unreadable = find_unreadable([vars(args), state_of(learner), state_of(rollout)])
+            if unreadable:
+                sys.exit(f"this run's checkpoints could not be read again, because they would hold a {unreadable}")
         if distributed.RANK:
             seed_everything((args.seed + distributed.SEED_OFFSET) % 2**32)
         else:
@@ -77,12 +83,16 @@ class Run:
         processes = len(saved["rollout"])
         if processes == distributed.WORLD_SIZE:
             resumes_exactly = getattr(self.rollout["env"], "resumes_exactly", True)
+            if not resumes_exactly and distributed.RANK == 0:
+                say(f"{self.args.env_id} cannot be resumed where it was: all episodes begin anew")
             for name, part in self.rollout.items():
                 if resumes_exactly or name not in OF_RUNNING_EPISODES:
                     restore(part, saved["rollout"][distributed.RANK][name])
             set_random_state(saved["random"][distributed.RANK])
         else:
-            say(f"the checkpoint is of {processes} processes, not {distributed.WORLD_SIZE}: all episodes begin anew")
+            if distributed.RANK == 0:
+                of = f"of {processes} processes, not {distributed.WORLD_SIZE}"
+                say(f"the checkpoint is {of}: all episodes begin anew")
             env = self.rollout["env"]
             for name in getattr(env, "curriculum", ()):
                 restore(getattr(env, name), saved["rollout"][0]["env"][name])
@@ -175,8 +185,9 @@ class Run:
             self.lock.close()
             if self.unsaved:
                 sys.exit("the last checkpoint could not be written")
-            resume = f"stopped; to resume: python {self.script}.py --resume {self.folder}"
-            evaluate = f"finished: python evaluate.py {self.folder}"
+            folder = shlex.quote(self.folder)
+            resume = f"stopped; to resume: python {program(self.script)} --resume {folder}"
+            evaluate = f"finished: python {program('evaluate')} {folder}"
             say(resume if self.stopping else evaluate)
         if self.stopping:
             sys.exit(128 + self.stopping)
@@ -191,6 +202,11 @@ def warn_of_small_rewards(rewards):
     """
     if 0.0 < rewards.abs().max() < 1e-3:
         say("rewards times --reward-scale are below 1e-3, too small to learn from: raise it", file=sys.stderr)
+
+
+def program(name):
+    """How Python starts a script or program from the working directory, where its file need not be."""
+    return f"{name}.py" if os.path.isfile(f"{name}.py") else f"-m {name}"
 
 
 def script_name(Args):

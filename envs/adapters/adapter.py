@@ -1,7 +1,6 @@
 """What the adapters to other people's environments share: ids, bounded actions, flat observations, resuming."""
 
 import difflib
-import sys
 
 import numpy as np
 import torch
@@ -115,4 +114,3 @@ class Adapter(VectorEnv):
             getattr(self, name).copy_(state[name])
         if self.episode_length.any():
             self.reset()
-        print(f"{self.engine_name} cannot restore its environments: all episodes begin anew", file=sys.stderr)

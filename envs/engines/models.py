@@ -29,13 +29,16 @@ def make_physics_spec(build):
 
 
 def check_structure(models):
-    """Raises UnsupportedError (one line) unless all models [mujoco.MjModel, ...] have one structure and never sleep.
+    """Raises UnsupportedError (one line) unless all models [mujoco.MjModel, ...] have one structure and one timestep,
+    and never sleep.
 
     MuJoCo 4.0.0 does not check the structure when a batch takes fields from another model, and reads or writes outside
     of them. Which bodies sleep is not part of its state, so that a step would depend on more than state and control.
     """
     if len({model.signature for model in models}) > 1:
         raise UnsupportedError("the models of one engine must have the same structure, these differ")
+    if len({model.opt.timestep for model in models}) > 1:
+        raise UnsupportedError("the models of one engine must have the same timestep, these differ")
     if any(model.opt.enableflags & mujoco.mjtEnableBit.mjENBL_SLEEP.value for model in models):
         raise UnsupportedError("the model must not have MuJoCo's flag sleep, whose bookkeeping is not part of a state")
 

@@ -177,6 +177,16 @@ def test_what_a_world_cannot_have_of_its_own_is_refused():
         make_engine([functools.partial(build, height) for height in (1, 2)], 2, 1, BODIES, "cpu")
 
 
+def test_models_of_different_timesteps_are_refused():
+    def build(timestep):
+        spec = make_spec()
+        spec.option.timestep = timestep
+        return spec
+
+    with pytest.raises(envs.UnsupportedError, match="timestep"):
+        make_engine([functools.partial(build, timestep) for timestep in (0.005, 0.01)], 2, 1, BODIES, "cpu")
+
+
 def test_what_is_fixed_to_a_mocap_body_cannot_be_read():
     spec = make_spec()
     plate = spec.worldbody.add_body(name="plate", mocap=True)

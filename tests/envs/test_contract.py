@@ -10,7 +10,9 @@ import subprocess
 import sys
 import weakref
 from functools import lru_cache
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -379,6 +381,8 @@ class Broken(Drift):
         self.mistake = mistake
         self.hidden = [0.0]
         self.scale = self.constant(1.0)
+        if mistake == "numpy":
+            self.part = SimpleNamespace(state_dict=lambda: {"x": np.zeros(3)}, load_state_dict=lambda state: None)
 
     def step(self, action):
         if self.mistake == "action":
@@ -400,6 +404,8 @@ class Broken(Drift):
             reward = reward + self.hidden[0]
         if self.mistake == "constant":
             self.scale *= 0.5
+        if self.mistake == "new":
+            self.last_action = action.clone()
         return reward / 0.0 if self.mistake == "infinite" else reward, failed, late
 
     def observe(self):
@@ -445,6 +451,7 @@ def test_a_truncated_episodes_last_observation_must_be_a_number():
         ("state", "not all of the"),
         ("reward state", "not all of the"),
         ("constant", "scale changes, but is a constant"),
+        ("numpy", "holds a numpy"),
     ],
 )
 def test_a_mistake_is_found(mistake, message):
@@ -452,6 +459,11 @@ def test_a_mistake_is_found(mistake, message):
     with pytest.raises(ContractError, match=message):
         check_env(env, 50)
         check_state(env)
+
+
+def test_a_tensor_that_is_first_created_in_a_step_is_found():
+    with pytest.raises(ContractError, match="last_action is created in step"):
+        check_state(Broken("new"))
 
 
 def test_a_mistake_is_found_without_asserts(tmp_path):

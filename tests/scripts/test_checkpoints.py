@@ -3,6 +3,8 @@
 import os
 import pathlib
 import random
+import re
+import shlex
 import shutil
 import sys
 import threading
@@ -289,12 +291,14 @@ class Payload:
         return os.mkdir, ("payload",)
 
 
-@pytest.mark.parametrize("damage", ["truncated", "code", "missing", "../ppo", "sapg"])
+@pytest.mark.parametrize("damage", ["truncated", "code", "tensors", "missing", "../ppo", "sapg"])
 def test_what_is_no_checkpoint_is_refused_and_runs_no_code(damage, capsys):
     train(ppo, command(ppo, iterations=1))
     path = pathlib.Path("x.pt")
     if damage == "truncated":
         path.write_bytes((the_run() / "checkpoint.pt").read_bytes()[:1000])
+    elif damage == "tensors":
+        torch.save({"rewards": torch.zeros(3)}, path)
     elif damage == "code":
         torch.save({**checkpoint(the_run()), "args": Payload()}, path)
     elif damage != "missing":
@@ -302,6 +306,35 @@ def test_what_is_no_checkpoint_is_refused_and_runs_no_code(damage, capsys):
     before = sorted(pathlib.Path().rglob("*"))
     assert refused(ppo, resume("x.pt", 1_000), capsys).startswith("--resume x.pt: ")
     assert sorted(pathlib.Path().rglob("*")) == before
+
+
+class HoldsAnArray(Drift):
+    def state_dict(self):
+        return {**super().state_dict(), "array": np.zeros(3)}
+
+
+def test_a_run_whose_checkpoints_could_not_be_read_does_not_begin():
+    flags = command(ppo, iterations=1).replace("Moat", f"{__name__}:HoldsAnArray")
+    with pytest.raises(SystemExit, match="numpy"):
+        ppo.main(flags.split())
+    assert not list(pathlib.Path().iterdir())
+
+
+def test_the_printed_command_works_again(capsys):
+    """That of a run that is loaded and then resumed, with spaces in its names."""
+
+    def printed():
+        return shlex.split(re.match(r"ppo\.py (.*(\n    .*)*)", capsys.readouterr().out)[1])
+
+    train(ppo, command(ppo, iterations=1))
+    the_run().rename("a policy")
+    capsys.readouterr()
+    train(ppo, f"{command(ppo, iterations=1)} --load 'a policy' --exp-name 'second run'")
+    flags = printed()
+    assert flags[flags.index("--load") + 1] == "a policy"
+    assert flags[flags.index("--exp-name") + 1] == "second run"
+    assert train(ppo, resume(f"'{the_run()}'", 2)) == 0
+    assert train(ppo, shlex.join(printed()).replace(str(2 * STEPS), str(3 * STEPS))) == 0
 
 
 def test_an_empty_name_is_refused(capsys):
@@ -328,7 +361,8 @@ def test_flags_that_contradict_the_checkpoint_are_refused(flags, name, capsys):
     assert (the_run() / "checkpoint.pt").read_bytes() == data
 
 
-def test_flags_that_do_not_change_the_training_may_change():
+def test_flags_that_do_not_change_the_training_may_change(monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace())
     train(sapg, command(sapg, iterations=2))
     changed = dict(
         total_timesteps=3 * STEPS,

@@ -117,7 +117,7 @@ def test_a_copy_of_a_script_trains_resumes_and_plays(evaluated):
     pathlib.Path(f"{name}.py").write_text(text.replace("std_range:", "std_bounds:"))
     out = evaluated(str(run), "--episodes 2").out
     assert "| leader, 0 | mean |" in out
-    assert "std_range" in out  # which is ignored
+    assert "--std-range" in out  # which is ignored
 
 
 def test_the_best_agent_wins_the_second_round_not_the_first(monkeypatch):
@@ -142,6 +142,7 @@ def test_the_best_agent_wins_the_second_round_not_the_first(monkeypatch):
     "script, flags, players",
     [
         (ppo, "", ["agent"]),
+        (ppo, "--best", ["agent"]),
         (epo, "", ["leader"]),
         (epo, "--best", ["leader", "best"]),
         (pbt, "", ["best"]),

@@ -108,6 +108,8 @@ def test_an_adapters_task_has_no_made_up_metadata(task, period):
         ("policy.onnx --agent 4", "--agent 4: "),
         ("policies --agent 1", "--agent 1: "),
         ("RUN", "output RUN: "),
+        ("nowhere/policy.onnx", "output nowhere/policy.onnx: "),
+        ("RUN/checkpoint.pt", "output RUN/checkpoint.pt: "),
     ],
 )
 def test_bad_input(flags, start, capsys):

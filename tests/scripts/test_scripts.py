@@ -6,8 +6,10 @@ import os
 import pathlib
 import re
 import shutil
+import sys
 import time
 from dataclasses import MISSING, dataclass, fields, make_dataclass
+from typing import Literal
 
 import mujoco
 import pytest
@@ -26,6 +28,7 @@ import view
 from envs.base import VectorEnv
 from envs.engines import make_engine
 from harness import hyperparameters
+from harness.help import spell_values
 from harness.log import Log
 from tests.conftest import TINY, Drift, documents, every_script, parse, scalars, the_run, tuned, written
 from tests.scripts.conftest import ROOT, checkpoint, refused, start, train
@@ -287,6 +290,11 @@ def test_help_into_a_pipe_that_is_closed(program):
     assert process.wait() == 0
 
 
+def test_help_knows_todays_spelling_of_types():
+    assert spell_values(int | None) == "INT"
+    assert spell_values(Literal[1, 2]) == "{1,2}"
+
+
 def test_a_default_that_is_rounded_down_says_why(capsys):
     assert parse(epo, "--no-cuda --env-id Moat --num-agents 48").num_envs == 3_072
     assert "3,072" not in capsys.readouterr().out
@@ -406,6 +414,8 @@ RATIO = "--num-agents 4 --aggregation leader-follower --off-policy-ratio"
     [  # name: flag and value
         (ppo, "--env-id Moot", "--env-id Moot", "Moat"),
         (ppo, "--env-id nowhere:Task", "--env-id nowhere:Task", "nowhere"),
+        (ppo, "--env-id ./moat:Moat", "--env-id ./moat:Moat", "package.module:Class"),
+        (ppo, f"{MOAT_64} --track", "--track True", "pip install wandb"),
         (ppo, "--env-id envs.tasks.moat:Goat", "--env-id envs.tasks.moat:Goat", "package.module:Class"),
         (ppo, "--env-id gymnasium.core:Env", "--env-id gymnasium.core:Env", "gymnasium:gymnasium.core:ID"),
         (ppo, "--env-id Cartpole --engine isaacgym", "--engine isaacgym", "3.8"),
@@ -437,6 +447,7 @@ RATIO = "--num-agents 4 --aggregation leader-follower --off-policy-ratio"
 )
 def test_bad_input_is_one_line_before_anything_is_created(script, flags, name, valid, capsys, monkeypatch):
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
+    monkeypatch.setitem(sys.modules, "wandb", None)
     assert train(script, f"--no-cuda --total-timesteps 1 {flags}") == 2
     captured = capsys.readouterr()
     (line,) = captured.err.splitlines()
@@ -477,6 +488,25 @@ class Asleep(VectorEnv):
             return spec
 
         self.engine = make_engine(engine, [build], num_envs, 1, [], device)
+
+
+class Passing(Asleep):
+    """Passes the engine on."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+
+
+class Choosing(Asleep):
+    """Leaves no choice of the engine."""
+
+    def __init__(self, num_envs, device, seed):
+        super().__init__(num_envs, device, seed)
+
+
+@pytest.mark.parametrize("name, takes", [("Asleep", True), ("Passing", True), ("Choosing", False)])
+def test_a_task_runs_on_an_engine_if_its_constructor_takes_one(name, takes):
+    assert envs.needs_engine(f"{__name__}:{name}") == takes
 
 
 def test_a_model_that_no_engine_can_restore_is_refused(capsys):
@@ -525,7 +555,7 @@ def test_the_documents_own_tasks_train(env_id, engine):
     assert process.returncode == 0, err
     assert f"{env_id}: engine {engine}, cpu, " in out
     assert "return" in lines_of(out)[-1]
-    assert "python evaluate.py " in out.splitlines()[-1]
+    assert "python -m evaluate " in out.splitlines()[-1]  # evaluate.py is in another folder
     assert re.fullmatch(rf"{module}-{name}__ppo__1__\d+", the_run().name)
 
 

@@ -245,3 +245,4 @@ def test_a_checkpoint_that_does_not_fit_on_the_disk_is_no_reason_to_end(full, it
     assert train(ppo, f"{FLAGS} {EIGHT} {EVERY_ITERATION}") == status
     assert capsys.readouterr().err.count("no checkpoint: ") == len(full)
     assert checkpoint(the_run())["iteration"] == iteration
+    assert not (the_run() / "checkpoint.pt.tmp").exists()  # else the disk stays full
