@@ -150,7 +150,7 @@ def test_the_first_signal_saves_and_the_run_goes_on_from_there(signum, monkeypat
     assert filmed == []  # a run that has to end waits for no film
     assert signal.getsignal(signum) == handler
     assert checkpoint(the_run())["iteration"] == 3
-    assert capsys.readouterr().out.splitlines()[-1].endswith(f"python ppo.py --resume {the_run().resolve()}")
+    assert capsys.readouterr().out.splitlines()[-1].endswith(f"python -m ppo --resume {the_run().resolve()}")
     between(monkeypatch, {8: lambda: send(signum)})  # in the last iteration there is nothing to stop
     assert train(ppo, f"--no-cuda --resume {the_run()}") == 0
     assert checkpoint(the_run())["iteration"] == 8
