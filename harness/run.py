@@ -83,23 +83,21 @@ class Run:
         processes = len(saved["rollout"])
         if processes == distributed.WORLD_SIZE:
             resumes_exactly = getattr(self.rollout["env"], "resumes_exactly", True)
-            if not resumes_exactly:
-                self.say_that_episodes_begin_anew(f"{self.args.env_id} cannot be resumed where it was")
+            if not resumes_exactly and distributed.RANK == 0:
+                say(f"{self.args.env_id} cannot resume its episodes: all begin anew", file=sys.stderr)
             for name, part in self.rollout.items():
                 if resumes_exactly or name not in OF_RUNNING_EPISODES:
                     restore(part, saved["rollout"][distributed.RANK][name])
             set_random_state(saved["random"][distributed.RANK])
         else:
-            self.say_that_episodes_begin_anew(f"the checkpoint is of {processes} processes, not {distributed.WORLD_SIZE}")
+            if distributed.RANK == 0:
+                number = f"{processes} processes, not {distributed.WORLD_SIZE}"
+                say(f"the checkpoint is of {number}: all episodes begin anew")
             env = self.rollout["env"]
             for name in getattr(env, "curriculum", ()):
                 restore(getattr(env, name), saved["rollout"][0]["env"][name])
             if distributed.RANK == 0:  # the others have to differ
                 set_random_state(saved["random"][0])
-
-    def say_that_episodes_begin_anew(self, reason: str) -> None:
-        if distributed.RANK == 0:
-            say(f"{reason}: all episodes begin anew", file=sys.stderr)
 
     def check_finite(self, iteration: int, tensors: Dict[str, torch.Tensor]) -> None:
         """Raises FloatingPointError with the name of the first tensor (name -> tensor) that is not finite.
