@@ -70,8 +70,7 @@ def load(path):
     script = importlib.util.module_from_spec(spec)
     sys.modules[name] = script  # dataclasses look it up there
     spec.loader.exec_module(script)
-    for field in saved["args"].keys() - {field.name for field in dataclasses.fields(script.Args)}:
-        print(f"{harness.flag(field)} of the checkpoint is ignored: {name}.py has no such flag")
+    harness.say_what_is_ignored(script.Args, saved)
     return saved, script
 
 
@@ -323,12 +322,12 @@ def main(argv=None):
     saved, script = load(args.run)
     if args.tolerance is not None:
         set_tolerance(saved, args.tolerance)
-    if args.video:
-        check_pictures(saved, args, device)
     last = num_agents_of(saved) - 1
     for k in args.agents:
         if not 0 <= k <= last:
             harness.refuse("--agents", k, f"must be between 0 and {last}")
+    if args.video:
+        check_pictures(saved, args, device)
     players = [("agent", k) for k in args.agents]
     if not players:
         players.append(default_player(saved, script, args.seed, args.engine, device))

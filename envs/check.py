@@ -91,9 +91,14 @@ def find_unreadable(state):
     try:
         torch.load(file, weights_only=True)
     except pickle.UnpicklingError as error:
-        found = re.search(r"GLOBAL (\S+)", str(error))
-        return found[1] if found else str(error)
+        return refused_type(error) or str(error)
     return None
+
+
+def refused_type(error):
+    """The name of the type for which torch.load raised `error`; None: it raised it for another reason."""
+    found = re.search(r"GLOBAL (\S+)", str(error))
+    return found[1] if found else None
 
 
 def step_results(env, action):

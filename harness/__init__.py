@@ -8,7 +8,7 @@ from harness.distributed import share
 from harness.environments import LENGTH, OBJECTIVE, EpisodeStatistics, make_env, share_curriculum
 from harness.errors import refuse
 from harness.fitness import FitnessTracker
-from harness.flags import flag, parse_args
+from harness.flags import parse_args, say_what_is_ignored
 from harness.help import parse_program_args
 from harness.run import Run
 from harness.seeding import seed_everything

@@ -6,11 +6,11 @@ args, iteration, global_step, wandb_id, learner (what all processes share), and 
 """
 
 import os
-import re
 import shutil
 from contextlib import suppress
 
 import envs  # noqa: F401, before torch: Isaac Gym must be imported first
+from envs.check import refused_type
 
 import torch
 
@@ -94,8 +94,8 @@ def read_checkpoint(path):
     try:
         checkpoint = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # damage shows as one of a dozen kinds
-        refused = re.search(r"GLOBAL (\S+)", str(error))
-        reason = f"it holds a {refused[1]}" if refused else f"{error!r:.200}"
+        refused = refused_type(error)
+        reason = f"it holds a {refused}" if refused else f"{error!r:.200}"
         previous = os.path.join(os.path.dirname(file), "checkpoint_previous.pt")
         hint = f"; the one before is {previous}" if os.path.isfile(previous) and previous != file else ""
         raise ValueError(f"cannot be read ({reason}){hint}") from error

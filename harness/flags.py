@@ -187,9 +187,15 @@ def check_script(Args, given, saved):
     name = script_name(Args)
     if saved["script"] != name or "optimizer" not in saved["learner"]:
         refuse("--resume", given.resume, f"must be a checkpoint that {name}.py wrote")
-    for field in saved["args"]:
-        if not hasattr(Args, field):
-            print(f"{flag(field)} of the checkpoint is ignored: {name}.py has no such flag")
+    say_what_is_ignored(Args, saved)
+
+
+def say_what_is_ignored(Args, saved):
+    """Print a line for each flag of a checkpoint that the script no longer has."""
+    names = {field.name for field in fields(Args)}
+    for name in saved["args"]:
+        if name not in names:
+            print(f"{flag(name)} of the checkpoint is ignored: {saved['script']}.py has no such flag")
 
 
 def check_env_id(env_id):

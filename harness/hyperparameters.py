@@ -135,6 +135,6 @@ CPU = {
     **dict.fromkeys(RELATIVE_TARGETS, dict(SMALL, num_envs=2_048, update_epochs=4, total_timesteps=60_000_000)),
     "Anymal": dict(SMALL, total_timesteps=60_000_000),
     **dict.fromkeys([*FRANKA_CUBES, "Ant"], dict(SMALL, total_timesteps=100_000_000)),
-    # With the batch of the others, it learned faster in the first 15 M steps, but then stayed behind
+    # With the batch of the others, it learned faster in the first 17 M steps, but then stayed behind
     "Humanoid": dict(SMALL, num_envs=2_048, num_steps=32, num_minibatches=8, total_timesteps=80_000_000),
 }  # fmt: skip

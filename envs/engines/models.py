@@ -29,11 +29,12 @@ def make_physics_spec(build):
 
 
 def check_structure(models):
-    """Raises UnsupportedError (one line) unless all models [mujoco.MjModel, ...] have one structure and one timestep,
-    and never sleep.
+    """Raises UnsupportedError (one line) unless one engine can simulate all models [mujoco.MjModel, ...].
 
-    MuJoCo 4.0.0 does not check the structure when a batch takes fields from another model, and reads or writes outside
-    of them. Which bodies sleep is not part of its state, so that a step would depend on more than state and control.
+    They must have one structure and one timestep, and never sleep. MuJoCo 4.0.0 does not check the structure when a
+    batch takes fields from another model, and reads or writes outside of them. A world whose clock is behind that of
+    the first model after a step counts as broken. Which bodies sleep is not part of MuJoCo's state, so that a step would
+    depend on more than state and control.
     """
     if len({model.signature for model in models}) > 1:
         raise UnsupportedError("the models of one engine must have the same structure, these differ")

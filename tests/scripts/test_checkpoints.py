@@ -337,6 +337,12 @@ def test_the_printed_command_works_again(capsys):
     assert train(ppo, shlex.join(printed()).replace(str(2 * STEPS), str(3 * STEPS))) == 0
 
 
+def test_printed_programs_are_files_here_and_modules_elsewhere(monkeypatch):
+    assert harness.run.program("ppo") == "-m ppo"
+    monkeypatch.chdir(ROOT)
+    assert harness.run.program("ppo") == "ppo.py"
+
+
 def test_an_empty_name_is_refused(capsys):
     """As of a shell's variable that is not set: a new run in its place would go unnoticed."""
     assert refused(ppo, command(ppo, iterations=1) + " --resume ''", capsys).startswith("--resume : ")

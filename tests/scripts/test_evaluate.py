@@ -383,6 +383,17 @@ def test_a_film_of_a_task_that_cannot_be_drawn(capsys):
     assert not pathlib.Path("film.gif").exists()
 
 
+def test_a_film_where_drawing_fails_is_refused_before_the_scores(monkeypatch, capsys):
+    run = train(ppo, "--env-id Cartpole --total-timesteps 1024")
+
+    def render(self, index):
+        raise RuntimeError("no OpenGL")
+
+    monkeypatch.setattr(envs.find_class("Cartpole"), "render", render)
+    line = refused(evaluate, f"{run} --no-cuda --episodes 2 --video film.gif", capsys)
+    assert line == "--video film.gif: no OpenGL"
+
+
 @pytest.mark.parametrize(
     "flags, start",
     [
