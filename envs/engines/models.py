@@ -33,8 +33,8 @@ def check_structure(models):
 
     They must have one structure and one timestep, and never sleep. MuJoCo 4.0.0 does not check the structure when a
     batch takes fields from another model, and reads or writes outside of them. A world whose clock is behind that of
-    the first model after a step counts as broken. Which bodies sleep is not part of MuJoCo's state, so that a step would
-    depend on more than state and control.
+    the first model after a step counts as broken. Which bodies sleep is not part of MuJoCo's state, so that a step
+    would depend on more than state and control.
     """
     if len({model.signature for model in models}) > 1:
         raise UnsupportedError("the models of one engine must have the same structure, these differ")
