@@ -431,3 +431,4 @@ if __name__ == "__main__":
     sys.modules["tests.scripts.test_distributed"] = sys.modules["__main__"]  # whose class Fixed is to be found
     play(json.loads(sys.argv[2]))
     call_functions(sys.argv[1])
+    distributed.finish()
