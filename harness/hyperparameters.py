@@ -124,7 +124,7 @@ EPO = merge(SAPG, {
 SMALL = dict(num_envs=1_024, num_steps=16, num_minibatches=16, lstm=False, hidden_sizes=(256, 128, 64))
 CPU = {
     # With 2,560 environments, each of 64 agents has one on each of the 40 columns. With 640, and minibatches of 1,536
-    # rows, PPO learned faster in the first 30 M steps, but then stayed below level 3
+    # rows, PPO's mean level was higher in the first 30 M steps, but then stayed below 3
     "A1Parkour": dict(
         SMALL, num_envs=2_560, num_steps=24, num_minibatches=10, update_epochs=6, kl_threshold=0.03, clip_coef=0.2,
         bounds_coef=1e-4, total_timesteps=100_000_000,
