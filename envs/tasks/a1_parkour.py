@@ -229,9 +229,10 @@ class A1Parkour(VectorEnv):
         self.kind_mean = self.constant(of_kind / of_kind.sum(1, keepdims=True))  # (kinds, N); @ (N,): the kinds' means
         self.flat = self.constant([kind == "flat" for kind in kinds], dtype=torch.bool)
         # Any ten worlds in a row have about all levels, so that an evaluation's few worlds, or an agent's, do too. As 7
-        # and 10 have no common divisor, 50 worlds in a row have all kinds on all levels
+        # and 10 have no common divisor, 50 worlds in a row have all kinds on all levels. Where columns and robots begin
+        # again, the levels shift, and 2,000 worlds have all columns and robots on all levels
         kind = world % len(terrain.KINDS)
-        group = world // len(terrain.KINDS)
+        group = world // len(terrain.KINDS) + world // NUM_ROBOTS
         self.evaluation_level = self.constant((2 * kind + 7 * group) % terrain.NUM_LEVELS, dtype=torch.long)
         self.field_origin = self.constant([terrain.BORDER, terrain.FIELD_HALF_WIDTH])  # cells
         # Edges are those of the points where cells begin in x. A foot half a cell farther is in the cell of its nearest

@@ -356,6 +356,18 @@ def test_an_evaluation_plays_every_kind_on_every_level(still):
     assert torch.equal(env.engine.qpos[:, 0], 18.0 * levels + 1.0)
 
 
+def test_an_evaluation_plays_every_course_and_robot_on_every_level(still):
+    """A kind has 8 courses with 5 robots on each."""
+    env = started("A1Parkour", 2000)
+    robots = {}
+    for i, level in enumerate(env.level.tolist()):
+        robots.setdefault((i % 5, level), set()).add(i % 200)
+    assert len(robots) == 50
+    assert all(len(each) == 40 for each in robots.values())
+    courses = {(i % 40, level) for i, level in enumerate(env.level[:400].tolist())}
+    assert len(courses) == 400
+
+
 def test_few_worlds_have_all_levels(still):
     """Those of 64 agents with 16 worlds each, as in the search for the best agent."""
     env = started("A1Parkour", 64 * 16)

@@ -1,6 +1,7 @@
 """benchmarks/: the pages' tables are what the csv files say, commands can be typed, and run.py loses no run."""
 
 import importlib
+import math
 import os
 import pathlib
 import re
@@ -26,6 +27,8 @@ from benchmarks.scripts import collect, experiments, first_agents, gpu, off_poli
 from benchmarks.scripts import simulated_generations, summarize
 from benchmarks.scripts.experiments import experiment_names, read_experiment
 from benchmarks.scripts.random_fitness import RandomFitnessGrasp, RandomFitnessMoat
+from envs.models import parkour_terrain
+from envs.tasks import a1_parkour
 from tests.envs.helpers import started
 
 BENCHMARKS = pathlib.Path(run.__file__).resolve().parents[1]
@@ -339,30 +342,93 @@ def test_values_are_sorted_by_kind_and_level():
     for kind in range(5):
         for level in range(10):
             assert counts[kind, level].tolist() == [10 * kind + level] * 2
-    first, _, stones, *_, mean = parkour.format_table(counts.mean(2), "{:.1f}").splitlines()
+    first, _, stones, *_, mean = parkour.format_levels(counts.mean(2), "{:.1f}").splitlines()
     assert first == "| level | 0 | 1 | 2 | 3 | 4 | 5 | 6 | 7 | 8 | 9 | mean |"
     assert stones == "| stones | 0.0 | 1.0 | 2.0 | 3.0 | 4.0 | 5.0 | 6.0 | 7.0 | 8.0 | 9.0 | 4.5 |"
     assert mean.startswith("| mean | 20.0 | 21.0 |")
 
 
+def drop(env, mask):
+    """Put robots below the height at which an episode ends."""
+    qpos = env.engine.qpos.clone()
+    qpos[:, 2] = -1.0
+    env.engine.set_state(mask, qpos, env.engine.qvel)
+
+
 def test_only_first_episodes_count():
-    """World 0 ends after one step, world 1 after three. What follows in world 0 does not count."""
-    rewards = ((0.0, 1.0), (1.0, 0.0), (1.0, 1.0))
-    ends = ((True, False), (False, False), (True, True))
-    objectives = ((2.0, 3.0), (4.0, 5.0), (6.0, 7.0))
-    lengths = ((1.0, 1.0), (1.0, 2.0), (2.0, 3.0))
-    steps = iter(zip(*map(torch.tensor, (rewards, ends, objectives, lengths))))
-    obs = torch.zeros(2, 1)
+    """Each world's robot is dropped in a step of its own. What follows does not count."""
+    env = started("A1Parkour", 3)
+    last = torch.tensor([20, 60, 90])
+    step = env.step
+    steps = iter(range(100))
+    rewards = []
 
-    def step(action):
-        reward, done, objective, length = next(steps)
-        episode = {"done": done, "objective": objective, "length": length, "return": reward}
-        return obs, reward, done, torch.zeros(2, dtype=torch.bool), {"episode": episode}
+    def until_last(action):
+        drop(env, last == next(steps))
+        result = step(action)
+        rewards.append(result[1])
+        return result
 
-    env = types.SimpleNamespace(num_envs=2, reset=lambda: obs, step=step)
-    goals, unrewarded = parkour.play(env, types.SimpleNamespace(act=lambda obs: None))
-    assert goals.tolist() == [2.0, 7.0]
-    assert unrewarded.tolist() == pytest.approx([1.0, 1.0 / 3.0])
+    env.step = until_last
+    episodes = parkour.play(env, types.SimpleNamespace(act=lambda obs: torch.zeros(3, 12)))
+    assert episodes.played.sum(0).tolist() == [21, 61, 91]
+    rewards = torch.stack(rewards)
+    assert (rewards > 0.0).any()
+    torch.testing.assert_close(0.02 * episodes.terms.sum(1).clamp(min=0.0), rewards)
+    assert torch.equal(episodes.unrewarded, rewards == 0.0)
+    unrewarded = [(rewards[: n + 1, i] == 0.0).float().mean().item() for i, n in enumerate(last.tolist())]
+    assert parkour.shares(episodes, episodes.unrewarded).tolist() == pytest.approx(unrewarded)
+
+
+def test_a_robot_stands_still_if_it_moves_less_than_10_cm_in_a_second():
+    env = started("A1Parkour", 2)
+    start = env.engine.qpos[:, 0].clone()
+    step = env.step
+    steps = iter(range(120))
+    speed = torch.tensor([0.09, 0.11])  # m/s
+
+    def glide(action):
+        k = next(steps)
+        result = step(action)
+        qpos = env.engine.qpos.clone()
+        qpos[:, 0] = start + 0.02 * (k + 1) * speed
+        qpos[:, 1] = 0.0
+        env.engine.set_state(torch.tensor([True, True]), qpos, env.engine.qvel)
+        if k == 98:  # the next step is the episode's last one
+            drop(env, torch.tensor([True, True]))
+        return result
+
+    env.step = glide
+    episodes = parkour.play(env, types.SimpleNamespace(act=lambda obs: torch.zeros(2, 12)))
+    assert episodes.played.sum(0).tolist() == [100, 100]
+    assert episodes.still.sum(0).tolist() == [50, 0]  # nobody stands still in the first second
+
+
+def test_terms_are_means_over_the_steps_of_a_mask():
+    env = started("A1Parkour", 10)
+    terms = torch.rand(4, 14, 10)
+    mask = torch.rand(4, 10) < 0.5
+    mask[0] = True
+    episodes = parkour.Episodes(None, None, None, None, terms)
+    means = parkour.mean_terms(env, episodes, mask)
+    for kind in range(5):
+        counted = [terms[t, :, i] for t in range(4) for i in (kind, kind + 5) if mask[t, i]]
+        torch.testing.assert_close(means[:, kind], torch.stack(counted).mean(0))
+
+
+def test_a_robot_at_half_a_metre_per_second_passes_the_goals_of_the_first_ten_metres(monkeypatch):
+    monkeypatch.setattr(a1_parkour, "SPEED_RANGE", (0.5, 0.5))
+    env = started("A1Parkour", 50)
+    goals = parkour.play_at_commanded_speed(env, draws=2)
+    for world, level in enumerate(env.level.tolist()):
+        here = (18.0 * level + 1.0, 0.0)
+        way = 0.0
+        expected = 0
+        for goal in parkour_terrain.make_column(world % 40).goals[level].tolist():
+            way += math.dist(here, goal)
+            expected += way <= 10.0 + 0.2
+            here = goal
+        assert goals[world].tolist() == [expected, expected]
 
 
 # ---------------------------------------------------------------- the first agents of a population
