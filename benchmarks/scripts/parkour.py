@@ -1,11 +1,13 @@
 """Which obstacles does a policy pass, and on which levels? `python -m benchmarks.scripts.parkour runs/RUN`.
 
 Plays --episodes whole episodes of A1Parkour of each kind on each level, with mean actions (--sampled: with sampled
-ones). 40 of them meet all courses and robots. Prints Markdown tables. By kind and level, they give the goals
-passed, of 8, the shares of episodes with all goals, of steps without a reward, because the costs were at least as large
-as the gains, and of steps in which the robot stood still: it moved less than 10 cm in the last second. Two tables say
-how far the time limit lets a robot come that keeps exactly to the commanded speed. The last two give the terms of the
-reward, by kind, while robots move and while they stand still.
+ones). 40 of them meet all courses and robots. --other-courses: on courses that training does not have.
+
+Prints Markdown tables. By kind and level, they give the goals passed, of 8, the shares of episodes with all goals, of
+steps without a reward, because the costs were at least as large as the gains, and of steps in which the robot stands
+still: it has moved less than 10 cm in the last second. Two tables say how far the time limit lets a robot come that
+keeps exactly to the commanded speed. The last two give the terms of the reward, by kind, while robots move and while
+they stand still.
 """
 
 import argparse
@@ -17,13 +19,18 @@ from torch import Tensor
 
 import evaluate
 from benchmarks.scripts.help import HelpFormatter
-from envs.models import a1
-from envs.models.parkour_terrain import KINDS, NUM_GOALS, NUM_LEVELS
+from envs.models import a1, parkour_terrain
+from envs.models.parkour_terrain import KINDS, NUM_COLUMNS, NUM_GOALS, NUM_LEVELS, make_column
 from envs.tasks import a1_parkour
 from envs.terminal import needs_output
 
 SECOND = round(1.0 / a1.CONTROL_PERIOD)  # control steps
 STILL = 0.1  # m in a second
+
+
+def make_other_column(index):
+    """A Column of the same kind as column `index`, which training does not have."""
+    return make_column(NUM_COLUMNS + index)
 
 
 class Episodes(NamedTuple):
@@ -132,10 +139,13 @@ def main(argv=None):
     parser.add_argument("--agent", type=int, default=0, help="the agent that acts")
     parser.add_argument("--sampled", action="store_true", help="sample actions instead of taking their mean")
     parser.add_argument("--seed", type=int, default=1_000_000, help="random seed")
+    parser.add_argument("--other-courses", action="store_true", help="courses that training does not have")
     args = parser.parse_args(argv)
     saved, script = evaluate.load(args.run)
     num_envs = args.episodes * len(KINDS) * NUM_LEVELS
-    env = evaluate.make_env(saved, num_envs, args.seed, "mujoco", "cpu")
+    column_maker = make_other_column if args.other_courses else make_column
+    with mock.patch.object(parkour_terrain, "make_column", column_maker):
+        env = evaluate.make_env(saved, num_envs, args.seed, "mujoco", "cpu")
     ids = torch.full((num_envs,), args.agent)
     player = evaluate.Player(evaluate.make_agent(saved, script, env, "cpu"), ids, deterministic=not args.sampled)
     torch.manual_seed(args.seed)
@@ -145,7 +155,8 @@ def main(argv=None):
     still = by_kind_and_level(env, shares(episodes, episodes.still)).mean(2)
     possible = by_kind_and_level(env, play_at_commanded_speed(env))
     actions = "sampled" if args.sampled else "mean"
-    print(f"{saved['script']}.py, {saved['global_step']:,} steps, agent {args.agent}, {actions} actions")
+    courses = ", other courses" if args.other_courses else ""
+    print(f"{saved['script']}.py, {saved['global_step']:,} steps, agent {args.agent}, {actions} actions{courses}")
     for title, values, pattern in (
         (f"goals passed of {NUM_GOALS}", goals.mean(2), "{:.1f}"),
         ("episodes with all goals", finished(goals), "{:.0%}"),

@@ -220,7 +220,7 @@ TILES = dict(zip(KINDS, (_make_stones, _make_hurdles, _make_flat, _make_steps, _
 
 @functools.lru_cache(maxsize=None)
 def make_column(index):
-    """The Column `index`, from 0 to NUM_COLUMNS - 1. It is always the same: every run meets the same courses."""
+    """The Column `index`. It is always the same: every run meets the same courses, 0 to NUM_COLUMNS - 1."""
     kind = KINDS[index % len(KINDS)]
     rng = np.random.default_rng(index)
     top = -ROUGHNESS if kind in ROUGH_KINDS else 0.0

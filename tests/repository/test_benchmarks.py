@@ -404,6 +404,14 @@ def test_a_robot_stands_still_if_it_moves_less_than_10_cm_in_a_second():
     assert episodes.still.sum(0).tolist() == [50, 0]  # nobody stands still in the first second
 
 
+def test_other_courses_are_of_the_same_kind():
+    for index in range(5):
+        other = parkour.make_other_column(index)
+        column = parkour_terrain.make_column(index)
+        assert other.kind == column.kind
+        assert not np.array_equal(other.goals, column.goals)
+
+
 def test_terms_are_means_over_the_steps_of_a_mask():
     env = started("A1Parkour", 10)
     terms = torch.rand(4, 14, 10)
