@@ -34,7 +34,7 @@ def make_other_column(index):
 
 
 class Episodes(NamedTuple):
-    """What happened in the first episode of every world, in T steps."""
+    """What happened in the first episode of every world, in T steps. The masks are false after its end."""
 
     goals: Tensor  # (N,), passed
     played: Tensor  # (T, N) bool, whether a step belongs to the episode
@@ -66,9 +66,10 @@ def play(env, player):
         _, lengths, goals = evaluate.play(env, player)
     played = torch.arange(len(rewards))[:, None] < lengths
     positions = torch.stack(positions)
+    unrewarded = torch.stack(rewards) == 0.0
     still = torch.zeros_like(played)
     still[SECOND:] = (positions[SECOND:] - positions[:-SECOND]).norm(dim=2) < STILL
-    return Episodes(goals, played, torch.stack(rewards) == 0.0, still & played, torch.stack(terms))
+    return Episodes(goals, played, unrewarded & played, still & played, torch.stack(terms))
 
 
 def play_at_commanded_speed(env, draws=1000):
@@ -103,7 +104,7 @@ def finished(goals):
 
 def shares(episodes, mask):
     """The share (N,) of each episode's steps in which mask (T, N) is true."""
-    return (mask & episodes.played).sum(0) / episodes.played.sum(0)
+    return mask.sum(0) / episodes.played.sum(0)
 
 
 def mean_terms(env, episodes, mask):

@@ -364,18 +364,22 @@ def test_only_first_episodes_count():
     rewards = []
 
     def until_last(action):
-        drop(env, last == next(steps))
+        k = next(steps)
+        if k == 0:
+            env.passed.copy_(torch.tensor([2, 7, 5]))
+        drop(env, last == k)
         result = step(action)
         rewards.append(result[1])
         return result
 
     env.step = until_last
     episodes = parkour.play(env, types.SimpleNamespace(act=lambda obs: torch.zeros(3, 12)))
+    assert episodes.goals.tolist() == [2.0, 7.0, 5.0]  # world 0 has passed none in its next episode
     assert episodes.played.sum(0).tolist() == [21, 61, 91]
     rewards = torch.stack(rewards)
     assert (rewards > 0.0).any()
     torch.testing.assert_close(0.02 * episodes.terms.sum(1).clamp(min=0.0), rewards)
-    assert torch.equal(episodes.unrewarded, rewards == 0.0)
+    assert torch.equal(episodes.unrewarded, (rewards == 0.0) & episodes.played)
     unrewarded = [(rewards[: n + 1, i] == 0.0).float().mean().item() for i, n in enumerate(last.tolist())]
     assert parkour.shares(episodes, episodes.unrewarded).tolist() == pytest.approx(unrewarded)
 
