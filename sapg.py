@@ -398,7 +398,7 @@ def minibatch_loss(agent, mb, ent_coefs, args):
         v_loss = torch.max(v_loss, 0.5 * (clipped_value - mb["returns"]) ** 2)
     entropy = policy.entropy().sum(-1)
     bounds_loss = (policy.mean.abs() - 1.1).clamp(min=0.0).square().sum(-1)
-    ent_coef = ent_coefs[mb["agent_ids"]]  # SAPG 4.5
+    ent_coef = ent_coefs[mb["agent_ids"]] * (1 - mb["is_offpolicy"])  # SAPG 4.5: part of the on-policy loss
     loss = pg_loss + args.vf_coef * v_loss - ent_coef * entropy + args.bounds_coef * bounds_loss
     weight = 1 + (args.off_policy_coef - 1) * mb["is_offpolicy"]  # SAPG Eq. 4, 9
     loss = (loss * weight / harness.average(weight.mean()).clamp(min=1e-8)).mean()

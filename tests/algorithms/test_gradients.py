@@ -55,7 +55,8 @@ def loss_of(args):
             vf_eps = eps if args.clip_vloss else math.inf
             loss = loss + args.vf_coef * 0.5 * critic_error(row, vf_eps)  # SAPG Eq. 7 and 8
             bonus = args.ent_coef + (args.max_ent_coef * row.learner / last if last else 0.0)  # SAPG 4.5
-            loss = loss - bonus * entropy(row)
+            if row.kind == "on-policy":
+                loss = loss - bonus * entropy(row)
             loss = loss + args.bounds_coef * sum((m - clip(m, -1.1, 1.1)) ** 2 for m in row.mean)
             weight = args.off_policy_coef if row.kind == "off-policy" else 1.0  # SAPG Eq. 4 and 9
             total = total + weight * loss
