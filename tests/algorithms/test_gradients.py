@@ -80,12 +80,12 @@ def loss_of(args):
         (sapg, "--separate-critic --off-policy-mu --off-policy-ratio 2 --bounds-coef 0.5"),
         (sapg, "--no-clip-vloss --lstm --off-policy-ratio 0"),
         (cpo, "--no-clip-vloss --awac-coef 0.5 --bounds-coef 0.5"),
-        (cpo, "--lstm --awac-coef 0.5 --reverse-kl-coef 0.3"),
+        (cpo, "--lstm --awac-coef 0.5 --reverse-kl-coef 0.3 --ent-coef 0.1"),
         (cpo, "--separate-critic --awac-coef 0.5 --reverse-kl-coef 0.3"),
         (cpo, "--aggregation symmetric --awac-coef 0.5 --reverse-kl-coef 0.3"),  # of Eq. 25 are on-policy rows alone
         (epo, "--off-policy-mu --off-policy-ratio 3"),
         (epo, "--no-clip-vloss --separate-critic --max-ent-coef 0.3"),
-        (epo, "--lstm --off-policy-ratio 3 --max-ent-coef 0.3 --bounds-coef 0.5"),
+        (epo, "--lstm --off-policy-ratio 3 --max-ent-coef 0.3 --ent-coef 0.1 --bounds-coef 0.5"),
     ],
     ids=lambda x: x if isinstance(x, str) else x.__name__,
 )
