@@ -200,7 +200,7 @@ def play_agents(saved, script, ids, actions, seed, engine, stop_after=None):
     """
     env = make_env(saved, len(ids), seed, engine, ids.device)
     player = Player(make_agent(saved, script, env, ids.device), ids, deterministic=actions == "mean")
-    torch.manual_seed(seed)
+    torch.manual_seed(seed + 1)  # another seed than the environment's, whose draws the noise would repeat
     # other classes, and those behind an adapter, need not know the objective of a running episode
     knows_objective = isinstance(env, envs.VectorEnv) and not isinstance(env, Adapter)
     if stop_after and knows_objective:

@@ -7,6 +7,7 @@ import signal
 import sys
 
 UNREAD = 128 + signal.SIGPIPE  # the exit status that a shell reports of a program whose output nobody reads any more
+lost_streams = set()  # those whose reader has gone
 
 
 def plus_minus():
@@ -28,8 +29,8 @@ def say(text, file=None):
         print(text, file=stream, flush=True)
     except BrokenPipeError:
         discard(stream)
-        return False
-    return True
+        lost_streams.add(stream)
+    return stream not in lost_streams
 
 
 def discard(stream):

@@ -105,7 +105,7 @@ class Run:
         They are first written to nan_dump.pt in the run's folder, those of rank 0 alone.
         Tensors may be empty. In the first iteration it also warns of rewards that are too small to learn from.
         """
-        if iteration == 1:
+        if iteration == 1 and distributed.RANK == 0:
             warn_of_small_rewards(tensors["rewards"])
         not_empty = [tensor for tensor in tensors.values() if tensor.numel()]
         extremes = torch.stack([x for tensor in not_empty for x in tensor.aminmax()])  # NaN where any is
@@ -125,8 +125,10 @@ class Run:
         due = minutes >= (self.args.checkpoint_interval or math.inf)
         last = iteration == self.args.num_iterations
         signum = 0 if last else self.signals.received  # at the end there is nothing to stop
-        self.stopping, due = distributed.of_each(torch.tensor([signum, due])).amax(0).tolist()
-        if not (due or self.stopping or last):
+        of_any = distributed.of_each(torch.tensor([signum, due])).amax(0)  # processes stop and save together
+        self.stopping = int(of_any[0])
+        due_for_any = bool(of_any[1])
+        if not (due_for_any or self.stopping or last):
             return
         rollouts = distributed.gather({"rollout": state_of(self.rollout), "random": random_state()})
         self.saved_time = time.monotonic()

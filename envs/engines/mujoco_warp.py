@@ -14,6 +14,7 @@ from envs.base import UnsupportedError
 from envs.engines import warp_kernels
 from envs.engines.models import check_structure, find_bodies, make_physics_spec
 from envs.engines.rendering import Renderer
+from envs.terminal import say
 
 FULL_CONTACTS = mjw.OverflowType.BROADPHASE | mjw.OverflowType.NARROWPHASE
 # Fewer worlds get the contact buffers of this many: the mean over few worlds varies more.
@@ -108,7 +109,7 @@ class MujocoWarp:
 
         problem = find_graph_problem(self._wp_device)
         if problem:
-            print(f"no CUDA graphs, every kernel is launched by itself, which is slow: {problem}", flush=True)
+            say(f"no CUDA graphs, every kernel is launched by itself, which is slow: {problem}")
             self._step_graph = None
             self._read_graph = None
         else:

@@ -24,8 +24,8 @@ NUM_LEGS = 4
 # World i runs on column i % NUM_COLUMNS, so that any block of worlds, an agent's too, meets all kinds of obstacles, and
 # as robot i % NUM_ROBOTS.
 NUM_ROBOTS = 5 * terrain.NUM_COLUMNS
-# MuJoCo Warp's buffers per world. Robots made at most 3.6 contacts, on average over the worlds (trained actions), and at
-# most 45 rows of constraints (random actions).
+# MuJoCo Warp's buffers per world. At most, robots made 3.6 contacts on average over the worlds (trained actions) and 45
+# rows of constraints in one world (random actions).
 MAX_CONTACTS = 24
 MAX_CONSTRAINTS = 128
 ACTION_SCALE = 1.2  # rad, from the default pose to the target at an action of 1: the original's limit

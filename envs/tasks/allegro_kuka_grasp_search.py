@@ -11,6 +11,7 @@ import torch
 
 from envs.models import allegro_kuka_scene as scene
 from envs.tasks.allegro_kuka import FINGERS, JOINTS_PER_ROBOT, NUM_ARM, OBJECT, half_height
+from envs.terminal import say
 
 CAPACITY = 4  # S
 
@@ -133,12 +134,12 @@ class GraspSearch:
         self.hand_shut = env.tensor(HAND_SHUT)
 
     def run(self):
-        print(f"held starts: {self.env.num_envs:,} hands grasp their objects and put them down", flush=True)
+        say(f"held starts: {self.env.num_envs:,} hands grasp their objects and put them down")
         self.grasp()
         for _ in range(PUT_DOWNS):
             self.put_down()
         shares = ", ".join(f"{share:.0%}" for share in (self.held_states.count > 0).float().mean(0).tolist())
-        print(f"held starts: environments with states of each kind: {shares}", flush=True)
+        say(f"held starts: environments with states of each kind: {shares}")
 
     # ---------------------------------------------------------------- closing hands in the air
 

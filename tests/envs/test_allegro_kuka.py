@@ -401,6 +401,8 @@ def test_every_environment_has_the_object_of_its_number(make_still, monkeypatch)
         assert size.tolist() == pytest.approx((0.025 * scales[index]).tolist())
     assert torch.allclose(env.observe()[:, 87:90], env.object_scale)
     monkeypatch.setenv("RANK", "2")
+    assert torch.equal(make_still(4).object_scale, env.object_scale[:4])  # a single process
+    monkeypatch.setenv("WORLD_SIZE", "3")
     third = make_still(4)
     assert torch.equal(third.object_scale, env.object_scale[8:12])
     assert third.engine.models[1].geom("object").size.tolist() == env.engine.models[9].geom("object").size.tolist()

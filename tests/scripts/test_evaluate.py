@@ -68,7 +68,7 @@ def test_a_checkpoint_scores_as_the_agent_in_memory(script, network, new_process
     last = 0 if script is ppo else 3
     rows = []
     for k, deterministic in itertools.product((0, last), (False, True)):
-        torch.manual_seed(7)
+        torch.manual_seed(8)  # beside the task, whose seed is 7
         player = evaluate.Player(agents[0], torch.full((6,), k), deterministic)
         returns, lengths, _ = evaluate.play(envs.make("Cartpole", 6, "cpu", 7), player).double()
         error = returns.std() / 6**0.5
@@ -285,6 +285,17 @@ def test_an_evaluation_begins_whole_episodes_with_the_curriculum_of_training():
     assert env.level == 3.5
     assert env.episode_step.tolist() == [0, 0]
     assert not env.shortened.any()
+
+
+def test_an_evaluations_noise_does_not_repeat_what_its_task_draws(monkeypatch):
+    run = train(ppo, "--env-id Moat --total-timesteps 1024")
+    made = []
+    make_env = evaluate.make_env
+    monkeypatch.setattr(evaluate, "make_env", lambda *args: made.append(make_env(*args)) or made[0])
+    saved, script = evaluate.load(run)
+    evaluate.play_agents(saved, script, torch.zeros(2, dtype=torch.long), "sampled", 7, "auto")
+    assert made[0].generator.initial_seed() == 7
+    assert torch.initial_seed() != 7
 
 
 def test_an_evaluation_at_another_tolerance(monkeypatch, evaluated):

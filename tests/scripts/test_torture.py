@@ -17,7 +17,7 @@ import epo
 import harness.checkpoints
 import harness.run
 import ppo
-from envs.terminal import needs_output
+from envs.terminal import needs_output, say
 from tests.conftest import the_run
 from tests.scripts.conftest import ENVIRONMENT, ROOT, assert_same_state, checkpoint, refused, start, train
 
@@ -217,6 +217,15 @@ def test_a_program_whose_output_nobody_reads_ends_quietly(command):
     os.close(writer)
     assert process.stderr == b""
     assert process.returncode == 128 + signal.SIGPIPE
+
+
+def test_a_stream_whose_reader_has_gone_stays_lost():
+    """Whoever prints next notices, too, so that a run stops wherever its output was lost."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as stream:
+        assert not say("first", stream)
+        assert not say("second", stream)
 
 
 def test_a_closed_pipe_that_is_not_standard_output_is_an_error():
