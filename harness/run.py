@@ -125,10 +125,9 @@ class Run:
         due = minutes >= (self.args.checkpoint_interval or math.inf)
         last = iteration == self.args.num_iterations
         signum = 0 if last else self.signals.received  # at the end there is nothing to stop
-        of_any = distributed.of_each(torch.tensor([signum, due])).amax(0)  # processes stop and save together
-        self.stopping = int(of_any[0])
-        due_for_any = bool(of_any[1])
-        if not (due_for_any or self.stopping or last):
+        # A signal or a due checkpoint of one process is one of all
+        self.stopping, due = distributed.of_each(torch.tensor([signum, due])).amax(0).tolist()
+        if not (due or self.stopping or last):
             return
         rollouts = distributed.gather({"rollout": state_of(self.rollout), "random": random_state()})
         self.saved_time = time.monotonic()
