@@ -74,6 +74,11 @@ def load(path):
     return saved, script
 
 
+def seed_noise(seed):
+    """Seed the noise of sampled actions. With the task's own seed it would repeat what the task draws."""
+    torch.manual_seed(seed + 1)
+
+
 def make_env(saved, num_envs, seed, engine, device):
     """Fresh environments of the checkpoint's task with its curriculum."""
     env_id = saved["args"]["env_id"]
@@ -200,7 +205,7 @@ def play_agents(saved, script, ids, actions, seed, engine, stop_after=None):
     """
     env = make_env(saved, len(ids), seed, engine, ids.device)
     player = Player(make_agent(saved, script, env, ids.device), ids, deterministic=actions == "mean")
-    torch.manual_seed(seed + 1)  # another seed than the environment's, whose draws the noise would repeat
+    seed_noise(seed)
     # other classes, and those behind an adapter, need not know the objective of a running episode
     knows_objective = isinstance(env, envs.VectorEnv) and not isinstance(env, Adapter)
     if stop_after and knows_objective:

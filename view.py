@@ -22,7 +22,7 @@ import envs  # noqa: F401, before torch: Isaac Gym must be imported first
 import harness
 from envs.engines.rendering import ZONE_COLOUR, find_camera
 from envs.terminal import needs_output
-from evaluate import Player, can_render, copy_curriculum, load, make_agent, make_env, num_agents_of
+from evaluate import Player, can_render, copy_curriculum, load, make_agent, make_env, num_agents_of, seed_noise
 
 import mujoco
 import numpy as np
@@ -321,7 +321,7 @@ class Viewer:
         if getattr(env, "engine", None) is None or not can_render(env):
             task = self.saved["args"]["env_id"]
             harness.refuse("run", args.run, f"{task} has no MuJoCo scene to show; try evaluate.py --video")
-        torch.manual_seed(args.seed)
+        seed_noise(args.seed)
         self.address, port = find_address(args.host, args.port)
         with contextlib.redirect_stdout(io.StringIO()):  # viser's own banner; `announce` says more
             self.server = viser.ViserServer(self.address, port, label="popgrad", verbose=False)

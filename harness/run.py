@@ -125,7 +125,7 @@ class Run:
         due = minutes >= (self.args.checkpoint_interval or math.inf)
         last = iteration == self.args.num_iterations
         signum = 0 if last else self.signals.received  # at the end there is nothing to stop
-        # A signal or a due checkpoint of one process is one of all
+        # All processes stop, or save, as soon as one of them has to
         self.stopping, due = distributed.of_each(torch.tensor([signum, due])).amax(0).tolist()
         if not (due or self.stopping or last):
             return

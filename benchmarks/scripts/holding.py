@@ -107,7 +107,7 @@ def main(argv=None):
         if args.start not in possible:
             parser.error(f"--start {args.start}: must be one of {', '.join(possible)}")
         agent = evaluate.make_agent(saved, script, env, "cpu")
-        torch.manual_seed(args.seed + 1)  # as in evaluate.play_agents
+        evaluate.seed_noise(args.seed)
         ids = torch.zeros(args.episodes, dtype=torch.long)
         obs, wanted = begin(env, args.start)
         seen, terms = play(env, obs, evaluate.Player(agent, ids, actions == "mean"))

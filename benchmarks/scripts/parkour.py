@@ -149,7 +149,7 @@ def main(argv=None):
         env = evaluate.make_env(saved, num_envs, args.seed, "mujoco", "cpu")
     ids = torch.full((num_envs,), args.agent)
     player = evaluate.Player(evaluate.make_agent(saved, script, env, "cpu"), ids, deterministic=not args.sampled)
-    torch.manual_seed(args.seed + 1)  # as in evaluate.play_agents
+    evaluate.seed_noise(args.seed)
     episodes = play(env, player)
     goals = by_kind_and_level(env, episodes.goals)
     unrewarded = by_kind_and_level(env, shares(episodes, episodes.unrewarded)).mean(2)

@@ -172,8 +172,9 @@ class AllegroKukaBase(VectorEnv):
         self.palms = slice(0, self.num_robots)  # in the engine's body list
         self.tips = slice(self.num_robots, OBJECT)
 
-        several = int(os.environ.get("WORLD_SIZE", 1)) > 1  # processes, each of which has objects of its own
-        first = num_envs * int(os.environ.get("RANK", 0)) if several else 0
+        # Each of several processes has objects of its own. RANK may be set for a single one, too
+        several_processes = int(os.environ.get("WORLD_SIZE", 1)) > 1
+        first = num_envs * int(os.environ["RANK"]) if several_processes else 0
         scales = np.roll(scene.object_scales(self.object_families), -first, axis=0)
         which = self.goal_shape, self.layout, self.obstacle
         models = [functools.partial(scene.build_scene, scale, *which) for scale in scales]
