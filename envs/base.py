@@ -69,8 +69,8 @@ class VectorEnv:
         self.device = torch.device(device)
         self.generator = torch.Generator(self.device).manual_seed(seed)
         self.episode_step = torch.zeros(num_envs, dtype=torch.long, device=self.device)  # for truncation
-        # Whether the running episode is a first one whose clock did not start at 0. It may end early, so it does not
-        # count
+        # Whether the running episode is a first one whose clock did not start at 0.
+        # It may end early and is not counted.
         self.shortened = torch.zeros(num_envs, dtype=torch.bool, device=self.device)
         self.episode_length = torch.zeros(num_envs, dtype=torch.long, device=self.device)
         self.episode_return = torch.zeros(num_envs, device=self.device)
