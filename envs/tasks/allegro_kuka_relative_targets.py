@@ -1,6 +1,7 @@
 """AllegroKuka with relative hand targets, ours: the hand's actions move its targets, as the arm's do with one arm.
 
-With the original's absolute targets a new policy's mean action, 0, opens the hand. Here it keeps the hand as it is.
+With the original's absolute targets a new policy's mean action, 0, moves every finger joint to the middle of its range,
+so that a hand lets go of what it holds. Here it keeps the hand as it is.
 """
 
 import torch
