@@ -124,7 +124,7 @@ EPO = merge(SAPG, {
 SMALL = dict(num_envs=1_024, num_steps=16, num_minibatches=16, lstm=False, hidden_sizes=(256, 128, 64))
 CPU = {
     # With 2,560 environments, each of 64 agents has one on each of the 40 columns. With 640, and minibatches of 1,536
-    # rows, PPO's mean level was higher in the first 30 M steps, but then stayed below 3
+    # rows, PPO's mean level was higher in the first 29 M steps, but then stayed below 3
     "A1Parkour": dict(
         SMALL, num_envs=2_560, num_steps=24, num_minibatches=10, update_epochs=6, kl_threshold=0.03, clip_coef=0.2,
         bounds_coef=1e-4, total_timesteps=100_000_000,
@@ -135,6 +135,6 @@ CPU = {
     **dict.fromkeys(RELATIVE_TARGETS, dict(SMALL, num_envs=2_048, update_epochs=4, total_timesteps=60_000_000)),
     "Anymal": dict(SMALL, total_timesteps=60_000_000),
     **dict.fromkeys([*FRANKA_CUBES, "Ant"], dict(SMALL, total_timesteps=100_000_000)),
-    # With the batch of the others, it learned faster in the first 17 M steps, but then stayed behind
+    # With the batch of the others, it learned faster in the first 20 M steps, but then stayed behind
     "Humanoid": dict(SMALL, num_envs=2_048, num_steps=32, num_minibatches=8, total_timesteps=80_000_000),
 }  # fmt: skip

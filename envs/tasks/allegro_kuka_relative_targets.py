@@ -38,6 +38,6 @@ class AllegroKukaRegraspingRelativeTargets(RelativeHandTargets, AllegroKukaRegra
     """AllegroKukaRegrasping with relative hand targets and the original starts."""
 
     cpu_note = (
-        "on a CPU, PPO lifts the object in half of its episodes after 20 M steps, but reaches no goals; with "
+        "on a CPU, PPO lifts the object in half of its episodes after 20 M steps, but reaches hardly any goals; with "
         "AllegroKukaRegraspingHeldStarts it reaches 6.7 per episode in 60 M steps, 4 hours"
     )
