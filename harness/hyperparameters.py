@@ -133,6 +133,7 @@ CPU = {
     **dict.fromkeys(ONE_ARM, dict(SMALL, update_epochs=5, total_timesteps=60_000_000)),
     **dict.fromkeys(TWO_ARMS, dict(SMALL, update_epochs=5, total_timesteps=50_000_000)),
     **dict.fromkeys(RELATIVE_TARGETS, dict(SMALL, num_envs=2_048, update_epochs=4, total_timesteps=60_000_000)),
+    "AllegroKukaThrowHeldStarts": dict(SMALL, num_envs=4_096, update_epochs=4, total_timesteps=100_000_000),
     "Anymal": dict(SMALL, total_timesteps=60_000_000),
     **dict.fromkeys([*FRANKA_CUBES, "Ant"], dict(SMALL, total_timesteps=100_000_000)),
     # With the batch of the others, it learned faster in the first 20 M steps, but then stayed behind

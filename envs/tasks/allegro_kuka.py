@@ -560,7 +560,7 @@ class AllegroKukaThrow(AllegroKukaBase):
 
     cpu_note = (
         "on a CPU, PPO throws to one side after 29 M steps and misses the bucket; with AllegroKukaThrowHeldStarts, PPO "
-        "threw an object into the bucket in one episode of six after 100 M steps, 5 hours"
+        "threw an object into the bucket in one episode of four after 100 M steps, 6 hours"
     )
     max_episode_steps = 300  # since the last success
     success_steps = 5
@@ -570,6 +570,7 @@ class AllegroKukaThrow(AllegroKukaBase):
     thrown = True
     goal_box = (BUCKET_LOW, BUCKET_HIGH)
     tolerance_target = TOLERANCE_START  # no curriculum
+    max_constraints = 384  # a trained hand that reached into the bucket had 201 rows
 
     def draw_goal(self):
         goal = super().draw_goal()

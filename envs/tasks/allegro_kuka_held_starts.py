@@ -38,6 +38,8 @@ HOLDING_STEPS = 30
 DROP_HEIGHT = 0.3  # m of a held object's centre above the goal in a bucket beneath it; the rim is halfway
 RIM_HEIGHT = 0.2  # m above the table of the rim of a bucket beside it, as high as an object counts as lifted
 BUCKET_CLEARANCE = 0.05  # m between a bucket that is brought nearer and the robot, or the table that it is beside
+SHOULDER_HEIGHT = 0.34  # m of the arm's second joint above its base
+NUM_PLACES = 32  # that are drawn for a bucket at a given distance from the shoulder
 
 
 class Start(NamedTuple):
@@ -50,8 +52,9 @@ class Start(NamedTuple):
     held: str = ""  # the kind of held states that it is one of
     lifted: bool = False  # whether the object counts as lifted, without the bonus
     apart: Tuple[float, float] = (1.0, 1.0)  # the share of the way to the goal that is left is drawn from this range
-    # range of how far the turn to the goal carries the keypoints, in success distances; None: as drawn
-    turn: Optional[Tuple[float, float]] = None
+    # range of a measure of the goal, which `adjust_goal` gives it; None: as drawn. In Reorientation, how far the turn
+    # to it carries the keypoints, in success distances; in Throw, the bucket's distance from the arm's shoulder, m
+    goal: Optional[Tuple[float, float]] = None
     back_to: float = 1.0  # where the robot is put on the way from a start pose, 0, to where it was, 1
     after: str = ""  # the kind that is learned before it, if not the one above it in the table
 
@@ -73,35 +76,39 @@ STARTS = (
     Start("next", first=False, factor=0.15),  # where it was, as in the original task
 )
 # Of Throw, where a start is harder the farther away the bucket is. A number in a name is the largest share of the way
-# to the goal that is left, in percent. Far throws are learned with objects held high, lifting with those at the table.
-# Neither waits for the other: if objects at the table had to be thrown far, too, few goals would be reached, and the
-# kinds from which objects are rarely lifted would hardly be tried
+# to the goal that is left, in percent, or the bucket's largest distance from the shoulder. Far throws are learned with
+# objects held high, lifting with those at the table. Neither waits for the other: if objects at the table had to be
+# thrown far, too, few goals would be reached, and the kinds from which objects are rarely lifted would hardly be tried
 THROW_STARTS = (
     Start("high_20", held="high", lifted=True, apart=(0.0, 0.2)),  # mostly above the bucket, where letting go is enough
     Start("high_40", held="high", lifted=True, apart=(0.2, 0.4)),
-    Start("high_60", held="high", lifted=True, apart=(0.4, 0.6)),
-    Start("high_80", held="high", lifted=True, apart=(0.6, 0.8)),
-    Start("high", held="high", lifted=True, apart=(0.8, 1.0)),
+    Start("high_100cm", held="high", lifted=True, goal=(0.6, 1.0)),
+    Start("high_110cm", held="high", lifted=True, goal=(1.0, 1.1)),
+    Start("high_120cm", held="high", lifted=True, goal=(1.1, 1.2)),
+    Start("high_130cm", held="high", lifted=True, goal=(1.2, 1.3)),
+    Start("high_140cm", held="high", lifted=True, goal=(1.3, 1.4)),
+    Start("high_160cm", held="high", lifted=True, goal=(1.4, 1.6)),
+    Start("high", held="high", lifted=True),
     STARTS[1]._replace(apart=(0.0, 0.2), after="high_20"),
     *(start._replace(apart=(0.0, 0.2)) for start in STARTS[2:] if start.held),
     *(start for start in STARTS if not start.held),
 )
 # Of Reorientation, where the object stays in the hand after a success. In the right place, an object need not be turned
 # if the turn to its goal would carry each keypoint less far than the success distance. The number in a name is the
-# upper end of `turn`, in percent. Turning is learned with objects held high, lifting with those at the table, and
+# upper end of `goal`, in percent. Turning is learned with objects held high, lifting with those at the table, and
 # neither waits for the other, as in Throw
 REORIENTATION_STARTS = (
-    Start("high_50", later=False, held="high", lifted=True, apart=(0.0, 0.4), turn=(0.0, 0.5)),  # and moved little
-    Start("high_100", later=False, held="high", lifted=True, apart=(0.0, 1.0), turn=(0.5, 1.0)),
-    Start("high_125", later=False, held="high", lifted=True, apart=(0.0, 1.0), turn=(1.0, 1.25)),
-    Start("high_150", later=False, held="high", lifted=True, apart=(0.0, 1.0), turn=(1.25, 1.5)),
+    Start("high_50", later=False, held="high", lifted=True, apart=(0.0, 0.4), goal=(0.0, 0.5)),  # and moved little
+    Start("high_100", later=False, held="high", lifted=True, apart=(0.0, 1.0), goal=(0.5, 1.0)),
+    Start("high_125", later=False, held="high", lifted=True, apart=(0.0, 1.0), goal=(1.0, 1.25)),
+    Start("high_150", later=False, held="high", lifted=True, apart=(0.0, 1.0), goal=(1.25, 1.5)),
     Start("high", later=False, held="high", lifted=True, apart=(0.0, 1.0)),
-    STARTS[1]._replace(later=False, turn=(0.0, 0.5), after="high_50"),
-    *(start._replace(later=False, turn=(0.0, 0.5)) for start in STARTS[2:] if start.held),
+    STARTS[1]._replace(later=False, goal=(0.0, 0.5), after="high_50"),
+    *(start._replace(later=False, goal=(0.0, 0.5)) for start in STARTS[2:] if start.held),
     Start("original", later=False, factor=3.0),
-    Start("next_100", first=False, turn=(0.0, 1.0), after="high_100"),
-    Start("next_125", first=False, turn=(1.0, 1.25)),
-    Start("next_150", first=False, turn=(1.25, 1.5)),
+    Start("next_100", first=False, goal=(0.0, 1.0), after="high_100"),
+    Start("next_125", first=False, goal=(1.0, 1.25)),
+    Start("next_150", first=False, goal=(1.25, 1.5)),
     Start("next", first=False),
 )
 
@@ -161,8 +168,8 @@ class HeldStarts:
     """Mixin for tasks of the family, named before the task: training goals begin with one of `starts`.
 
     Each environment has held states of its own object, which are found in the first step of a training. They are part
-    of the state that is saved. A task may override the table of starts, the search, `bring_nearer`, `turn_goal` and
-    `in_flight`.
+    of the state that is saved. A task may override the table of starts, the search, `bring_nearer`, `adjust_goal`
+    and `in_flight`.
     """
 
     starts = STARTS
@@ -183,8 +190,8 @@ class HeldStarts:
         self.is_held = self.constant([bool(start.held) for start in self.starts], torch.bool)
         self.is_lifted = self.constant([start.lifted for start in self.starts], torch.bool)
         self.apart = self.constant([start.apart for start in self.starts])
-        self.is_turned = self.constant([start.turn is not None for start in self.starts], torch.bool)
-        self.turn = self.constant([start.turn or (0.0, 0.0) for start in self.starts])
+        self.is_adjusted = self.constant([start.goal is not None for start in self.starts], torch.bool)
+        self.goal_measure = self.constant([start.goal or (0.0, 0.0) for start in self.starts])
         self.back_to = self.constant([start.back_to for start in self.starts])
         held_index = [held.index(start.held) if start.held else 0 for start in self.starts]
         self.held_index = self.constant(held_index, torch.long)  # of a kind among the held states
@@ -235,7 +242,8 @@ class HeldStarts:
         self.lifted = torch.where(held, self.is_lifted[kind], self.lifted)
         least, most = self.apart[kind].unbind(1)
         self.bring_nearer(mask & (least < 1.0), least + (most - least) * self.uniform(0.0, 1.0))
-        self.turn_goal(mask & self.is_turned[kind])
+        least, most = self.goal_measure[kind].unbind(1)
+        self.adjust_goal(mask & self.is_adjusted[kind], least + (most - least) * self.uniform(0.0, 1.0))
         self.closest_fingertip = torch.where(held[:, None], self.fingertip_distance(), self.closest_fingertip)
         keypoint_distance = self.keypoint_distance()
         self.closest_keypoint = torch.where(mask, keypoint_distance, self.closest_keypoint)
@@ -263,8 +271,8 @@ class HeldStarts:
         self.goal[:, :3] = torch.where(mask[:, None], nearer, self.goal[:, :3])
         self.engine.set_mocap(mask, self.goal[:, None])
 
-    def turn_goal(self, mask):
-        """Turn the goals of mask (N,) bool as their kinds of start say; only in Reorientation."""
+    def adjust_goal(self, mask, measure):
+        """Give the goals of mask (N,) bool the measure (N,) that Start.goal means; not in Regrasping."""
 
     def turn_distance(self):
         """How far the turn to the goal alone carries the farthest keypoint (N,) m."""
@@ -298,11 +306,24 @@ class AllegroKukaRegraspingHeldStarts(HeldStarts, RelativeHandTargets, AllegroKu
     """AllegroKukaRegrasping with held starts and relative hand targets."""
 
 
-class AllegroKukaThrowHeldStarts(HeldStarts, RelativeHandTargets, AllegroKukaThrow):
+class GoalSeenOnceLifted:
+    """Mixin for tasks with held starts: the goal is not observed until the object has been lifted.
+
+    Fetching is learned from starts whose goals are easier than the original ones. A policy that sees the goal from the
+    beginning fetches badly for others: one of Throw lifted 30 % of the objects from the original starts, but 56 % when
+    it was shown a bucket nearby instead.
+    """
+
+    def seen_of_goal(self, values):
+        return values * self.lifted[:, None]
+
+
+class AllegroKukaThrowHeldStarts(GoalSeenOnceLifted, HeldStarts, RelativeHandTargets, AllegroKukaThrow):
     """AllegroKukaThrow with held starts and relative hand targets.
 
-    Arms that hold an object high are swung towards the bucket, and the bucket is moved to meet them, below the object.
-    For objects at the table, it is moved towards the table.
+    The bucket is observed once the object has been lifted. Where an object is held high, either the arm is swung
+    towards the bucket, which is moved to meet it below the object, or the bucket is put at a given distance from the
+    arm's shoulder. For objects at the table, it is moved towards the table.
     """
 
     starts = THROW_STARTS
@@ -321,6 +342,8 @@ class AllegroKukaThrowHeldStarts(HeldStarts, RelativeHandTargets, AllegroKukaThr
         self.goal_beside_table = scene.TABLE_TOP + RIM_HEIGHT - scene.BUCKET_RIM + scene.BUCKET_GOAL  # m, height
         self.base = self.constant(self.layout.positions[0])
         self.drop_offset = self.constant((0.0, 0.0, DROP_HEIGHT))
+        self.shoulder = self.base + self.constant((0.0, 0.0, SHOULDER_HEIGHT))
+        self.rim_of_goal = self.constant((0.0, 0.0, scene.BUCKET_RIM - scene.BUCKET_GOAL))  # from the goal, m
 
     def in_flight(self, near):
         velocity = self.engine.body_linvel[:, OBJECT]
@@ -356,6 +379,21 @@ class AllegroKukaThrowHeldStarts(HeldStarts, RelativeHandTargets, AllegroKukaThr
         self.target = torch.where(rows, target, self.target)
         self.goal[:, :3] = torch.where(rows, nearer, goal)
         self.engine.set_mocap(moved, self.goal[:, None])
+
+    def adjust_goal(self, mask, measure):
+        """Put the buckets of mask (N,) bool where the shoulder is `measure` (N,) m from the middle of their rims.
+
+        They stay on their side of the table. Of NUM_PLACES places that are drawn as those of the original task are, the
+        one is taken whose distance is nearest to `measure`.
+        """
+        drawn = self.uniform(self.goal_low, self.goal_high, NUM_PLACES, 3)
+        drawn[:, :, 0] *= self.goal[:, None, 0].sign()
+        drawn[:, :, 2] += scene.BUCKET_GOAL
+        distance = (drawn + self.rim_of_goal - self.shoulder).norm(dim=2)
+        best = (distance - measure[:, None]).abs().argmin(1)
+        goal = drawn.take_along_dim(best[:, None, None], 1).squeeze(1)
+        self.goal[:, :3] = torch.where(mask[:, None], goal, self.goal[:, :3])
+        self.engine.set_mocap(mask, self.goal[:, None])
 
     def swing(self, angle):
         """The present qpos and targets (N, J) rad after a turn of arm, hand and object about the base's vertical axis.
@@ -406,18 +444,6 @@ def turn_as_far(start, end, share):
     return (1.0 - sine.square()).sqrt() * start + sine * torch.nn.functional.normalize(across, dim=1)
 
 
-class GoalSeenOnceLifted:
-    """Mixin for tasks with held starts: the goal is not observed until the object has been lifted.
-
-    Fetching is learned from starts whose goals are easier than the original ones. A policy that sees the goal from the
-    beginning fetches badly for others: the one of Throw lifted 30 % of the objects from the original starts, but 56 %
-    when it was shown a bucket nearby instead.
-    """
-
-    def seen_of_goal(self, values):
-        return values * self.lifted[:, None]
-
-
 class AllegroKukaReorientationHeldStarts(GoalSeenOnceLifted, HeldStarts, RelativeHandTargets, AllegroKukaReorientation):
     """AllegroKukaReorientation with held starts and relative hand targets. In training, goals need HOLDING_STEPS.
 
@@ -441,13 +467,13 @@ class AllegroKukaReorientationHeldStarts(GoalSeenOnceLifted, HeldStarts, Relativ
         in_palm = rotate(conjugate(self.engine.body_quat[:, 0]), 2.0 * shorter_way)
         return torch.cat([super().observe(), self.seen_of_goal(in_palm)], 1)
 
-    def turn_goal(self, mask):
-        """Turn the goals of mask (N,) bool about the axis of the turn to them, as far as their kinds of start say.
+    def adjust_goal(self, mask, measure):
+        """Turn the goals of mask (N,) bool about the axis of the turn to them, until it carries the keypoints so far.
 
-        For some small objects, half a turn is not as far. Their goals are half a turn away.
+        measure (N,): in success distances. For some small objects, half a turn is not as far. Their goals are half a
+        turn away.
         """
-        least, most = self.turn[self.kind].unbind(1)
-        distance = NEAR_FACTOR * self.tolerance * (least + (most - least) * self.uniform(0.0, 1.0))
+        distance = NEAR_FACTOR * self.tolerance * measure
         share = distance / self.turn_distance().clamp(min=1e-6)
         turned = turn_as_far(self.engine.body_quat[:, OBJECT], self.goal[:, 3:], share)
         self.goal[:, 3:] = torch.where(mask[:, None], turned, self.goal[:, 3:])
