@@ -129,7 +129,7 @@ CPU = {
         SMALL, num_envs=2_560, num_steps=24, num_minibatches=10, update_epochs=6, kl_threshold=0.03, clip_coef=0.2,
         bounds_coef=1e-4, total_timesteps=100_000_000,
     ),
-    **dict.fromkeys(["AllegroHand", "ShadowHand"], dict(SMALL, total_timesteps=80_000_000)),
+    "AllegroHand": dict(SMALL, total_timesteps=80_000_000),
     **dict.fromkeys(ONE_ARM, dict(SMALL, update_epochs=5, total_timesteps=60_000_000)),
     **dict.fromkeys(TWO_ARMS, dict(SMALL, update_epochs=5, total_timesteps=50_000_000)),
     **dict.fromkeys(RELATIVE_TARGETS, dict(SMALL, num_envs=2_048, update_epochs=4, total_timesteps=60_000_000)),
@@ -138,4 +138,5 @@ CPU = {
     **dict.fromkeys([*FRANKA_CUBES, "Ant"], dict(SMALL, total_timesteps=100_000_000)),
     # With the batch of the others, it learned faster in the first 20 M steps, but then stayed behind
     "Humanoid": dict(SMALL, num_envs=2_048, num_steps=32, num_minibatches=8, total_timesteps=80_000_000),
+    "ShadowHand": dict(SMALL, num_envs=4_096, num_minibatches=8, total_timesteps=100_000_000),
 }  # fmt: skip
