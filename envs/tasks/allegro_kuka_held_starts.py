@@ -342,7 +342,8 @@ class AllegroKukaThrowHeldStarts(GoalSeenOnceLifted, HeldStarts, RelativeHandTar
         self.goal_beside_table = scene.TABLE_TOP + RIM_HEIGHT - scene.BUCKET_RIM + scene.BUCKET_GOAL  # m, height
         self.base = self.constant(self.layout.positions[0])
         self.drop_offset = self.constant((0.0, 0.0, DROP_HEIGHT))
-        self.shoulder = self.base + self.constant((0.0, 0.0, SHOULDER_HEIGHT))
+        x, y, z = self.layout.positions[0]
+        self.shoulder = self.constant((x, y, z + SHOULDER_HEIGHT))
         self.rim_of_goal = self.constant((0.0, 0.0, scene.BUCKET_RIM - scene.BUCKET_GOAL))  # from the goal, m
 
     def in_flight(self, near):
