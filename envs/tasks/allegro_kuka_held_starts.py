@@ -469,10 +469,9 @@ class AllegroKukaReorientationHeldStarts(GoalSeenOnceLifted, HeldStarts, Relativ
         return torch.cat([super().observe(), self.seen_of_goal(in_palm)], 1)
 
     def adjust_goal(self, mask, measure):
-        """Turn the goals of mask (N,) bool about the axis of the turn to them, until it carries the keypoints so far.
+        """Make the turns to the goals of mask (N,) bool carry the keypoints `measure` (N,) success distances far.
 
-        measure (N,): in success distances. For some small objects, half a turn is not as far. Their goals are half a
-        turn away.
+        The turn keeps its axis. For some small objects, half a turn is not as far. Their goals are half a turn away.
         """
         distance = NEAR_FACTOR * self.tolerance * measure
         share = distance / self.turn_distance().clamp(min=1e-6)
