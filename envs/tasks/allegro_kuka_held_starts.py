@@ -310,8 +310,7 @@ class GoalSeenOnceLifted:
     """Mixin for tasks with held starts: the goal is not observed until the object has been lifted.
 
     Fetching is learned from starts whose goals are easier than the original ones. A policy that sees the goal from the
-    beginning fetches badly for others: one of Throw lifted 30 % of the objects from the original starts, but 56 % when
-    it was shown a bucket nearby instead.
+    beginning fetches badly for others.
     """
 
     def seen_of_goal(self, values):

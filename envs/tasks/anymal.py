@@ -50,8 +50,7 @@ class Anymal(VectorEnv):
     """Walk at the commanded velocity, which is constant within an episode.
 
     Observation (48): see `observe`. Action (12): joint targets relative to the default pose.
-    The episode terminates when the base or a thigh touches the ground. Objective: the return, which is at most 75; a
-    robot that stands still earns 13 on average.
+    The episode terminates when the base or a thigh touches the ground. Objective: the return, which is at most 75.
     """
 
     num_obs = 48
