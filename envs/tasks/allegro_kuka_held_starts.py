@@ -13,6 +13,7 @@ import torch
 from envs.models import allegro_kuka_scene as scene
 from envs.rotations import conjugate, multiply, rotate, wrap_angle
 from envs.tasks.allegro_kuka import (
+    FINGERS,
     NEAR_FACTOR,
     OBJECT,
     AllegroKukaRegrasping,
@@ -110,6 +111,16 @@ REORIENTATION_STARTS = (
     Start("next_125", first=False, goal=(1.0, 1.25)),
     Start("next_150", first=False, goal=(1.25, 1.5)),
     Start("next", first=False),
+)
+
+# Of two arms, whose goals are farther away, half of them on the other arm's side
+TWO_ARMS_STARTS = (
+    Start("high_20", held="high", lifted=True, apart=(0.0, 0.2)),
+    Start("high_40", held="high", lifted=True, apart=(0.2, 0.4)),
+    Start("high_60", held="high", lifted=True, apart=(0.4, 0.6)),
+    Start("high", held="high", lifted=True),
+    STARTS[1]._replace(after="high_40"),
+    *STARTS[2:],
 )
 
 
@@ -484,4 +495,18 @@ class AllegroKukaReorientationHeldStarts(GoalSeenOnceLifted, HeldStarts, Relativ
 
 
 class AllegroKukaTwoArmsRegraspingHeldStarts(HeldStarts, RelativeHandTargets, AllegroKukaTwoArmsRegrasping):
-    """AllegroKukaTwoArmsRegrasping with held starts and relative targets. Either arm may hold the object."""
+    """AllegroKukaTwoArmsRegrasping with held starts and relative targets. Either arm may hold the object.
+
+    In training, only the hand that is nearer to the object when a goal begins is rewarded for coming closer to it. The
+    other hand, from more than a metre away, would earn as much for its way there as a lift does, and then knocks the
+    object out of the hand that holds it.
+    """
+
+    starts = TWO_ARMS_STARTS
+
+    def begin_with(self, mask, kind):
+        super().begin_with(mask, kind)
+        nearest = self.closest_fingertip.amin(1)
+        of_hands = self.closest_fingertip.unflatten(1, (self.num_robots, FINGERS))
+        waits = mask[:, None] & (of_hands.amin(2) > nearest[:, None])
+        self.closest_fingertip = torch.where(waits[:, :, None], nearest[:, None, None], of_hands).flatten(1)

@@ -238,6 +238,18 @@ def test_either_arm_holds_the_object_and_the_other_waits_where_an_episode_begins
     assert torch.equal(holding, (side > 0.0).long())
 
 
+@pytest.mark.parametrize("start", ["high", "far"])
+def test_of_two_hands_the_nearer_one_alone_is_paid_for_coming_closer(start):
+    env, _ = make(start, TWO_ARMS)
+    distance = env.fingertip_distance().unflatten(1, (2, 4))
+    nearest = distance.amin((1, 2))
+    coming = distance.amin(2) == nearest[:, None]
+    assert (coming.sum(1) == 1).all()
+    records = env.closest_fingertip.unflatten(1, (2, 4))
+    assert torch.equal(records[coming], distance[coming])
+    assert torch.equal(records[~coming], nearest[:, None].expand(-1, 4))
+
+
 def test_after_a_success_the_hand_is_on_its_way_back():
     env, _ = make("high")
     env.engine.set_state(EVERYWHERE, env.engine.qpos, torch.ones_like(env.engine.qvel))
@@ -301,7 +313,12 @@ def angle_between(a, b):
 
 @pytest.mark.parametrize(
     "env_id, start, least, most",
-    [(REGRASPING, "high", 0.0, 1.0), (REORIENTATION, "high_50", 0.0, 0.4), (REORIENTATION, "high_125", 0.0, 1.0)],
+    [
+        (REGRASPING, "high", 0.0, 1.0),
+        (REORIENTATION, "high_50", 0.0, 0.4),
+        (REORIENTATION, "high_125", 0.0, 1.0),
+        (TWO_ARMS, "high_40", 0.2, 0.4),
+    ],
 )
 def test_what_is_held_high_is_lifted_and_its_goal_nearer(env_id, start, least, most):
     env, held = make(start, env_id)
