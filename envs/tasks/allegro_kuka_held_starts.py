@@ -497,9 +497,9 @@ class AllegroKukaReorientationHeldStarts(GoalSeenOnceLifted, HeldStarts, Relativ
 class AllegroKukaTwoArmsRegraspingHeldStarts(HeldStarts, RelativeHandTargets, AllegroKukaTwoArmsRegrasping):
     """AllegroKukaTwoArmsRegrasping with held starts and relative targets. Either arm may hold the object.
 
-    In training, only the hand that is nearer to the object when a goal begins is rewarded for coming closer to it. The
-    other hand, from more than a metre away, would earn as much for its way there as a lift does, and then knocks the
-    object out of the hand that holds it.
+    In training, the hand that is farther from the object when a goal begins is rewarded only once it comes closer than
+    the nearer hand was. Otherwise it would earn nearly as much for its way there, more than a metre, as for a lift, and
+    knock the object out of the other hand.
     """
 
     starts = TWO_ARMS_STARTS
