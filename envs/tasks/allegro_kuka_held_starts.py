@@ -179,8 +179,8 @@ class HeldStarts:
     """Mixin for tasks of the family, named before the task: training goals begin with one of `starts`.
 
     Each environment has held states of its own object, which are found in the first step of a training. They are part
-    of the state that is saved. A task may override the table of starts, the search, `bring_nearer`, `adjust_goal`
-    and `in_flight`.
+    of the state that is saved. A task may override the table of starts, the search, `begin_with`, `bring_nearer`,
+    `adjust_goal` and `in_flight`.
     """
 
     starts = STARTS
@@ -498,8 +498,7 @@ class AllegroKukaTwoArmsRegraspingHeldStarts(HeldStarts, RelativeHandTargets, Al
     """AllegroKukaTwoArmsRegrasping with held starts and relative targets. Either arm may hold the object.
 
     In training, the hand that is farther from the object when a goal begins is rewarded only once it comes closer than
-    the nearer hand was. Otherwise it would earn nearly as much for its way there, more than a metre, as for a lift, and
-    knock the object out of the other hand.
+    the nearer hand was. Otherwise it would earn nearly as much for its way there, more than a metre, as for a lift.
     """
 
     starts = TWO_ARMS_STARTS
