@@ -193,7 +193,8 @@ def play(env, player, max_steps=MAX_STEPS, as_it_stands=False):
             running = f"{missing.sum()} of {env.num_envs} episodes still run"
             print(f"after {step:,} steps {running}; those that do after {max_steps:,} are left out", file=sys.stderr)
     if as_it_stands:
-        results[2] = torch.where(missing, env.objective(), results[2])
+        objective = results[harness.OBJECTIVE]
+        results[harness.OBJECTIVE] = torch.where(missing, env.objective(), objective)
     return results
 
 
@@ -229,13 +230,15 @@ def find_best(saved, script, seed, engine, device):
         return 0
     ids = torch.arange(num_agents, device=device).repeat_interleave(TRIALS)
     print(f"the best agent: {TRIALS} episodes of each of {num_agents}", flush=True)
-    trials = play_agents(saved, script, ids, "mean", seed + 1, engine, TRIAL_STEPS)[2].view(num_agents, TRIALS)
+    _, _, objectives = play_agents(saved, script, ids, "mean", seed + 1, engine, TRIAL_STEPS)
+    trials = objectives.view(num_agents, TRIALS)
     finalists = trials.nanmean(1).nan_to_num(-math.inf).topk(min(FINALISTS, num_agents)).indices.tolist()
     print(f"the best agent: {FINAL_TRIALS} episodes of each of {', '.join(map(str, finalists))}", flush=True)
     scores = []
     for k in finalists:
         ids = torch.full((FINAL_TRIALS,), k, device=device)
-        scores.append(play_agents(saved, script, ids, "mean", seed + 2, engine, step_limit(saved))[2].nanmean())
+        _, _, objectives = play_agents(saved, script, ids, "mean", seed + 2, engine, step_limit(saved))
+        scores.append(objectives.nanmean())
     best = finalists[torch.stack(scores).nan_to_num(-math.inf).argmax()]
     print("the best agent:", ", ".join(f"{k} scores {score:.2f}" for k, score in zip(finalists, scores)), flush=True)
     return best
@@ -258,7 +261,7 @@ def print_scores(saved, script, players, num_episodes, args, device):
         for actions in ("sampled", "mean"):
             ids = torch.full((num_episodes,), k, device=device)
             results = play_agents(saved, script, ids, actions, args.seed, args.engine)
-            finished = results[:, ~results[1].isnan()]  # their lengths are known
+            finished = results[:, ~results[harness.LENGTH].isnan()]  # their lengths are known
             returns, lengths, objectives = finished
             score = f"{mean_and_error(returns)} | {mean_and_error(objectives)} | {lengths.mean():.0f}"
             print(f"| {name}, {k} | {actions} | {score} |", flush=True)

@@ -1,6 +1,7 @@
 """Vectorised robot tasks: `envs.make(env_id, num_envs, device, seed, engine)`. See envs/base.py for the contract."""
 
 import difflib
+import functools
 import importlib
 import importlib.metadata
 import importlib.util
@@ -56,6 +57,7 @@ ADAPTERS = {
 ENGINES = {"mujoco": "mujoco", "warp": "mujoco_warp"}  # engine -> the package it needs
 
 
+@functools.lru_cache  # an adapter makes an environment to check it
 def check_env_id(env_id):
     """Raises ValueError (one line) unless `env_id` is a known task or an importable `package.module:Class`."""
     prefix, _, name = env_id.partition(":")

@@ -1,6 +1,7 @@
 """The contract between the learning scripts and every environment: Gymnasium's terms, torch tensors."""
 
 import contextlib
+import os
 import sys
 from typing import Any, Dict, Tuple, Union
 
@@ -25,6 +26,12 @@ def full_precision():
         yield
     finally:
         matmul.allow_tf32 = allowed
+
+
+def process_rank():
+    """This process's rank, and how many processes train together. RANK may be set for a single one, too."""
+    num_processes = int(os.environ.get("WORLD_SIZE", 1))
+    return (int(os.environ["RANK"]) if num_processes > 1 else 0), num_processes
 
 
 def is_constant(value):

@@ -40,12 +40,13 @@ def diagnose(iteration, agent, batch, args):
         "population/latent_spread": agent.latents.std(0, unbiased=False).mean(),
     }
     if args.num_agents > 1:
+        of_followers = log_ratios[:, (leader + 1) * num_columns // args.num_agents :]
         deviation, ess = importance_statistics(log_ratios, args.num_agents)
         nearest = (kls + torch.diag(torch.full_like(kls[0], math.inf))).argmin(1)  # other agent, of each row
         values.update(
             {
                 "population/is_ratio_deviation": deviation[leader + 1 :].mean(),
-                "population/is_log_ratio_median": log_ratios[:, num_columns // args.num_agents :].abs().median(),
+                "population/is_log_ratio_median": of_followers.abs().median(),
                 "population/ess_rate": ess,
                 "population/leader_is_nearest": (nearest[leader + 1 :] == leader).float().mean(),
                 "population/kl_to_leader": kls[leader + 1 :, leader].mean(),

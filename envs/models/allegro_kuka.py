@@ -126,20 +126,20 @@ def add_allegro_kuka(spec, pos, yaw=0.0, prefix=""):
     for finger in FINGERS:
         links += [("%s_link_%d" % (finger, i), x) for i, x in enumerate(THUMB if finger == "thumb" else FINGER)]
     base_quat = (np.cos(yaw / 2), 0, 0, np.sin(yaw / 2))
-    palm = add_body(spec.worldbody, prefix + "iiwa7_base", pos, base_quat, *BASE)
-    parent = palm
-    draw_base(parent)
+    base = add_body(spec.worldbody, prefix + "iiwa7_base", pos, base_quat, *BASE)
+    draw_base(base)
+    parent = base
+    bodies = {}
     for i, (name, (frame_pos, frame_quat, mass, com, inertia, shapes)) in enumerate(links):
         if name.endswith("link_0"):  # a finger's first link is attached to the palm
-            parent = palm
+            parent = bodies[PALM_BODY]
             frame_pos, frame_quat = FINGER_FRAMES[name[: -len("_link_0")]]
         body = add_body(parent, prefix + name, frame_pos, frame_quat, mass, com, inertia, shapes)
-        if name == PALM_BODY:
-            palm = body
+        bodies[name] = body
         arm = i < len(ARM)
         if arm:
             draw_arm_link(body, i + 1)
-            if body is palm:
+            if name == PALM_BODY:
                 draw_palm(body, body.geoms[2], PALM_BOX)
         else:
             draw_finger_link(body, (i - len(ARM)) % 4, thumb=name.startswith("thumb"))

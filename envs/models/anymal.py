@@ -111,7 +111,7 @@ def build():
             body = _add_body(body, "%s_%s" % (leg, link), pos, quat, *numbers)
             joint = "%s_%s" % (leg, joint)
             i = JOINT_NAMES.index(joint)
-            _draw_leg(body, link, side, front)
+            _draw_leg(body, link, side)
             body.add_joint(name=joint, axis=(axis, 0, 0), range=(JOINT_LOWER[i], JOINT_UPPER[i]))
             add_position_drive(spec, joint, STIFFNESS, DAMPING, EFFORT)
             spec.add_sensor(
@@ -166,7 +166,7 @@ def _draw_base(base):
     draw(base, "cylinder", (-0.364, 0, 0.175), (-0.364, 0, 0.190), 0.052, colour=SILVER)
 
 
-def _draw_leg(body, link, side, front):
+def _draw_leg(body, link, side):
     """Draw the housings of the joints, and the tubes from one joint to the next."""
     if link == "HIP":
         draw(body, "cylinder", (-0.075, 0, 0), (0.045, 0, 0), 0.056, colour=BLACK)

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from envs.base import VectorEnv
+from envs.base import VectorEnv, process_rank
 from envs.engines import make_engine
 from envs.models import a1
 from envs.models import parkour_terrain as terrain
@@ -22,7 +22,7 @@ from envs.rotations import conjugate, rotate, wrap_angle
 NUM_JOINTS = 12
 NUM_LEGS = 4
 # World i runs on column i % NUM_COLUMNS, so that any block of worlds, an agent's too, meets all kinds of obstacles, and
-# as robot i % NUM_ROBOTS.
+# as robot i % NUM_ROBOTS. (Where there are several processes, they begin with other columns.)
 NUM_ROBOTS = 5 * terrain.NUM_COLUMNS
 # MuJoCo Warp's buffers per world. At most, robots made 3.6 contacts on average over the worlds (trained actions) and 45
 # rows of constraints in one world (random actions).
@@ -198,9 +198,13 @@ class A1Parkour(VectorEnv):
 
     def __init__(self, num_envs, device, seed, engine="mujoco"):
         super().__init__(num_envs, device, seed)
-        world = np.arange(num_envs)
-        columns = [terrain.make_column(i) for i in range(min(num_envs, terrain.NUM_COLUMNS))]
-        robots = draw_robots()
+        # Each of several processes begins with another column, so that the few worlds that an agent has in each of them
+        # are on different ones
+        rank, num_processes = process_rank()
+        world = rank * terrain.NUM_COLUMNS // num_processes + np.arange(num_envs)
+        columns = [terrain.make_column(i) for i in world[: terrain.NUM_COLUMNS] % terrain.NUM_COLUMNS]
+        drawn = draw_robots()
+        robots = [drawn[i] for i in world % NUM_ROBOTS]
         scenes = [
             functools.partial(terrain.build_scene, columns[i % terrain.NUM_COLUMNS], robots[i])
             for i in range(min(num_envs, NUM_ROBOTS))
@@ -222,9 +226,10 @@ class A1Parkour(VectorEnv):
         self.edges = self.constant(np.stack([terrain.edge_map(each) for each in heights]).ravel(), dtype=torch.bool)
         self.heights = self.constant(heights.ravel())  # m
         self.goals = self.constant(np.stack([pair_goals(column.goals) for column in columns]))
-        self.column = self.constant(world % terrain.NUM_COLUMNS, dtype=torch.long)
-        kinds = [columns[i].kind for i in world % terrain.NUM_COLUMNS]
-        self.kinds = terrain.KINDS[:num_envs]  # of the worlds there are
+        column = np.arange(num_envs) % terrain.NUM_COLUMNS  # index into `columns`
+        self.column = self.constant(column, dtype=torch.long)
+        kinds = [columns[i].kind for i in column]
+        self.kinds = [kind for kind in terrain.KINDS if kind in kinds]  # of the worlds there are
         of_kind = np.array([[kind == each for kind in kinds] for each in self.kinds])
         self.kind_mean = self.constant(of_kind / of_kind.sum(1, keepdims=True))  # (kinds, N); @ (N,): the kinds' means
         self.flat = self.constant([kind == "flat" for kind in kinds], dtype=torch.bool)
@@ -241,7 +246,7 @@ class A1Parkour(VectorEnv):
         self.scan_points = self.constant([(x, y) for x in SCAN_X for y in SCAN_Y])
 
         # the robots
-        self.robot = self.constant([observed_dynamics(robots[i]) for i in world % NUM_ROBOTS])
+        self.robot = self.constant([observed_dynamics(robot) for robot in robots])
         self.world_axes = self.constant(np.eye(3))
         self.joint_default = self.constant(a1.DEFAULT_POSE)
         self.joint_lower = self.constant(a1.JOINT_LOWER)
@@ -283,9 +288,10 @@ class A1Parkour(VectorEnv):
         to_goals = self.to_goals()
         motion = self.motion(pose, to_goals, last_joint_velocity, last_action, last_torque)
         values = reward_terms(motion)
-        terms = self.reward_weights * torch.stack([values[name] for name in REWARD_WEIGHTS], 1)
         broken = engine.broken
-        reward = terms.sum(1).clamp(min=0.0).masked_fill(broken, 0.0)
+        terms = self.reward_weights * torch.stack([values[name] for name in REWARD_WEIGHTS], 1)
+        terms = terms.masked_fill(broken[:, None], 0.0)
+        reward = terms.sum(1).clamp(min=0.0)
 
         self.pass_goals(to_goals[:, 0])
         fallen = (pose.roll.abs() > MAX_TILT) | (pose.pitch.abs() > MAX_TILT) | (engine.qpos[:, 2] < MIN_HEIGHT)

@@ -9,12 +9,11 @@ the observation.
 """
 
 import functools
-import os
 
 import numpy as np
 import torch
 
-from envs.base import VectorEnv
+from envs.base import VectorEnv, process_rank
 from envs.clearance import Clearance
 from envs.engines import make_engine
 from envs.models import allegro_kuka_scene as scene
@@ -101,7 +100,7 @@ def reward_terms(
     joint_velocity    (N, 23) rad/s, or None if speed costs nothing
     lifted, closest_* the records before the step: (N,) bool, (N, F) m, (N,) m
     tolerance         0-d, m
-    success_steps     near a goal that reach it, which share its bonus
+    success_steps     near a goal that make a success; each earns its share of the goal's bonus
     fingertips_once_lifted   whether fingertips that come closer are rewarded after the object was lifted, too
     Returns terms: name -> (N,); near (N,) bool; and lifted, closest_fingertip, closest_keypoint after the step.
     """
@@ -172,10 +171,8 @@ class AllegroKukaBase(VectorEnv):
         self.palms = slice(0, self.num_robots)  # in the engine's body list
         self.tips = slice(self.num_robots, OBJECT)
 
-        # Each of several processes has objects of its own. RANK may be set for a single one, too
-        several_processes = int(os.environ.get("WORLD_SIZE", 1)) > 1
-        first = num_envs * int(os.environ["RANK"]) if several_processes else 0
-        scales = np.roll(scene.object_scales(self.object_families), -first, axis=0)
+        rank, _ = process_rank()  # each of several processes has objects of its own
+        scales = np.roll(scene.object_scales(self.object_families), -rank * num_envs, axis=0)
         which = self.goal_shape, self.layout, self.obstacle
         models = [functools.partial(scene.build_scene, scale, *which) for scale in scales]
         bodies = [prefix + scene.PALM_BODY for prefix in self.layout.prefixes]

@@ -52,17 +52,17 @@ class Start(NamedTuple):
     later: bool = True  # whether the goal after a success may
     held: str = ""  # the kind of held states that it is one of
     lifted: bool = False  # whether the object counts as lifted, without the bonus
-    apart: Tuple[float, float] = (1.0, 1.0)  # the share of the way to the goal that is left is drawn from this range
+    way_left: Tuple[float, float] = (1.0, 1.0)  # range from which the remaining share of the way to the goal is drawn
     # range of a measure of the goal, which `adjust_goal` gives it; None: as drawn. In Reorientation, how far the turn
     # to it carries the keypoints, in success distances; in Throw, the bucket's distance from the arm's shoulder, m
-    goal: Optional[Tuple[float, float]] = None
+    measure: Optional[Tuple[float, float]] = None
     back_to: float = 1.0  # where the robot is put on the way from a start pose, 0, to where it was, 1
     after: str = ""  # the kind that is learned before it, if not the one above it in the table
 
 
 # From the task's end back to its beginning. How the held ones come about: allegro_kuka_grasp_search.py
 STARTS = (
-    Start("high", held="high", lifted=True, apart=(0.0, 1.0)),  # the object in the closed hand, in the air
+    Start("high", held="high", lifted=True, way_left=(0.0, 1.0)),  # the object in the closed hand, in the air
     Start("low", held="low"),  # in the closed hand, at the table
     Start("ajar", held="ajar"),  # between fingers opened by up to a third
     Start("half_open", held="half_open"),  # by up to two thirds
@@ -81,43 +81,42 @@ STARTS = (
 # objects held high, lifting with those at the table. Neither waits for the other: if objects at the table had to be
 # thrown far, too, few goals would be reached, and the kinds from which objects are rarely lifted would hardly be tried
 THROW_STARTS = (
-    Start("high_20", held="high", lifted=True, apart=(0.0, 0.2)),  # mostly above the bucket, where letting go is enough
-    Start("high_40", held="high", lifted=True, apart=(0.2, 0.4)),
-    Start("high_100cm", held="high", lifted=True, goal=(0.6, 1.0)),
-    Start("high_110cm", held="high", lifted=True, goal=(1.0, 1.1)),
-    Start("high_120cm", held="high", lifted=True, goal=(1.1, 1.2)),
-    Start("high_130cm", held="high", lifted=True, goal=(1.2, 1.3)),
-    Start("high_140cm", held="high", lifted=True, goal=(1.3, 1.4)),
-    Start("high_160cm", held="high", lifted=True, goal=(1.4, 1.6)),
+    Start("high_20", held="high", lifted=True, way_left=(0.0, 0.2)),  # mostly above the bucket; letting go is enough
+    Start("high_40", held="high", lifted=True, way_left=(0.2, 0.4)),
+    Start("high_100cm", held="high", lifted=True, measure=(0.6, 1.0)),
+    Start("high_110cm", held="high", lifted=True, measure=(1.0, 1.1)),
+    Start("high_120cm", held="high", lifted=True, measure=(1.1, 1.2)),
+    Start("high_130cm", held="high", lifted=True, measure=(1.2, 1.3)),
+    Start("high_140cm", held="high", lifted=True, measure=(1.3, 1.4)),
+    Start("high_160cm", held="high", lifted=True, measure=(1.4, 1.6)),
     Start("high", held="high", lifted=True),
-    STARTS[1]._replace(apart=(0.0, 0.2), after="high_20"),
-    *(start._replace(apart=(0.0, 0.2)) for start in STARTS[2:] if start.held),
+    STARTS[1]._replace(way_left=(0.0, 0.2), after="high_20"),
+    *(start._replace(way_left=(0.0, 0.2)) for start in STARTS[2:] if start.held),
     *(start for start in STARTS if not start.held),
 )
 # Of Reorientation, where the object stays in the hand after a success. In the right place, an object need not be turned
 # if the turn to its goal would carry each keypoint less far than the success distance. The number in a name is the
-# upper end of `goal`, in percent. Turning is learned with objects held high, lifting with those at the table, and
+# upper end of `measure`, in percent. Turning is learned with objects held high, lifting with those at the table, and
 # neither waits for the other, as in Throw
 REORIENTATION_STARTS = (
-    Start("high_50", later=False, held="high", lifted=True, apart=(0.0, 0.4), goal=(0.0, 0.5)),  # and moved little
-    Start("high_100", later=False, held="high", lifted=True, apart=(0.0, 1.0), goal=(0.5, 1.0)),
-    Start("high_125", later=False, held="high", lifted=True, apart=(0.0, 1.0), goal=(1.0, 1.25)),
-    Start("high_150", later=False, held="high", lifted=True, apart=(0.0, 1.0), goal=(1.25, 1.5)),
-    Start("high", later=False, held="high", lifted=True, apart=(0.0, 1.0)),
-    STARTS[1]._replace(later=False, goal=(0.0, 0.5), after="high_50"),
-    *(start._replace(later=False, goal=(0.0, 0.5)) for start in STARTS[2:] if start.held),
+    Start("high_50", later=False, held="high", lifted=True, way_left=(0.0, 0.4), measure=(0.0, 0.5)),
+    Start("high_100", later=False, held="high", lifted=True, way_left=(0.0, 1.0), measure=(0.5, 1.0)),
+    Start("high_125", later=False, held="high", lifted=True, way_left=(0.0, 1.0), measure=(1.0, 1.25)),
+    Start("high_150", later=False, held="high", lifted=True, way_left=(0.0, 1.0), measure=(1.25, 1.5)),
+    Start("high", later=False, held="high", lifted=True, way_left=(0.0, 1.0)),
+    STARTS[1]._replace(later=False, measure=(0.0, 0.5), after="high_50"),
+    *(start._replace(later=False, measure=(0.0, 0.5)) for start in STARTS[2:] if start.held),
     Start("original", later=False, factor=3.0),
-    Start("next_100", first=False, goal=(0.0, 1.0), after="high_100"),
-    Start("next_125", first=False, goal=(1.0, 1.25)),
-    Start("next_150", first=False, goal=(1.25, 1.5)),
+    Start("next_100", first=False, measure=(0.0, 1.0), after="high_100"),
+    Start("next_125", first=False, measure=(1.0, 1.25)),
+    Start("next_150", first=False, measure=(1.25, 1.5)),
     Start("next", first=False),
 )
-
 # Of two arms, whose goals are farther away, half of them on the other arm's side
 TWO_ARMS_STARTS = (
-    Start("high_20", held="high", lifted=True, apart=(0.0, 0.2)),
-    Start("high_40", held="high", lifted=True, apart=(0.2, 0.4)),
-    Start("high_60", held="high", lifted=True, apart=(0.4, 0.6)),
+    Start("high_20", held="high", lifted=True, way_left=(0.0, 0.2)),
+    Start("high_40", held="high", lifted=True, way_left=(0.2, 0.4)),
+    Start("high_60", held="high", lifted=True, way_left=(0.4, 0.6)),
     Start("high", held="high", lifted=True),
     STARTS[1]._replace(after="high_40"),
     *STARTS[2:],
@@ -200,9 +199,9 @@ class HeldStarts:
         self.may_be_later = self.constant([start.later for start in self.starts], torch.bool)
         self.is_held = self.constant([bool(start.held) for start in self.starts], torch.bool)
         self.is_lifted = self.constant([start.lifted for start in self.starts], torch.bool)
-        self.apart = self.constant([start.apart for start in self.starts])
-        self.is_adjusted = self.constant([start.goal is not None for start in self.starts], torch.bool)
-        self.goal_measure = self.constant([start.goal or (0.0, 0.0) for start in self.starts])
+        self.way_left = self.constant([start.way_left for start in self.starts])
+        self.is_adjusted = self.constant([start.measure is not None for start in self.starts], torch.bool)
+        self.measure = self.constant([start.measure or (0.0, 0.0) for start in self.starts])
         self.back_to = self.constant([start.back_to for start in self.starts])
         held_index = [held.index(start.held) if start.held else 0 for start in self.starts]
         self.held_index = self.constant(held_index, torch.long)  # of a kind among the held states
@@ -251,9 +250,9 @@ class HeldStarts:
         self.engine.set_state(held, qpos, torch.zeros_like(self.engine.qvel))
         self.target = torch.where(held[:, None], target, self.target)
         self.lifted = torch.where(held, self.is_lifted[kind], self.lifted)
-        least, most = self.apart[kind].unbind(1)
+        least, most = self.way_left[kind].unbind(1)
         self.bring_nearer(mask & (least < 1.0), least + (most - least) * self.uniform(0.0, 1.0))
-        least, most = self.goal_measure[kind].unbind(1)
+        least, most = self.measure[kind].unbind(1)
         self.adjust_goal(mask & self.is_adjusted[kind], least + (most - least) * self.uniform(0.0, 1.0))
         self.closest_fingertip = torch.where(held[:, None], self.fingertip_distance(), self.closest_fingertip)
         keypoint_distance = self.keypoint_distance()
@@ -308,7 +307,7 @@ class HeldStarts:
         metrics = super().metrics()
         metrics.update({f"solved_from_{start.name}": share for start, share in zip(self.starts, shares)})
         for start, share in zip(self.starts, self.start_curriculum.moved_share.clone()):
-            if start.apart[0] < 1.0:  # its goals are brought nearer
+            if start.way_left[0] < 1.0:  # its goals are brought nearer
                 metrics[f"moved_from_{start.name}"] = share
         return metrics
 

@@ -43,7 +43,10 @@ class Grasp(VectorEnv):
 
     def __init__(self, num_envs, device, seed):
         super().__init__(num_envs, device, seed)
-        self.hand, self.fingers, self.object, self.goal = (self.zeros(n) for n in (3, FINGERS, 3, 3))
+        self.hand = self.zeros(3)
+        self.fingers = self.zeros(FINGERS)
+        self.object = self.zeros(3)
+        self.goal = self.zeros(3)
         self.held = self.zeros(dtype=torch.bool)
         self.lifted = self.zeros(dtype=torch.bool)
         self.nearest_hand = self.zeros()  # smallest distances so far, at first inf
@@ -113,7 +116,7 @@ class Grasp(VectorEnv):
     def render(self, index):
         """The scene from the front. A bar per finger shows its range for a grasp; there is a dot per success."""
         state = (self.hand, self.fingers, self.object, self.goal, self.successes)
-        return draw_grasp(*(x[index].cpu() for x in state))
+        return draw_grasp(*(x[index].cpu() for x in state)).numpy()
 
 
 def break_record(record, distance, counts):
@@ -131,18 +134,13 @@ def draw_grasp(hand, fingers, object_, goal, successes):
     The object is orange. The goal is a green ball whose radius is the tolerance. A finger is green while it is within
     its range for a grasp.
     """
-    sky, tile, dark, green, orange, grey, gold = (
-        torch.tensor(colour)
-        for colour in (
-            (0.80, 0.89, 0.97),
-            (0.96, 0.95, 0.92),
-            (0.25, 0.28, 0.33),
-            (0.16, 0.65, 0.32),
-            (0.95, 0.50, 0.12),
-            (0.55, 0.58, 0.63),
-            (0.98, 0.78, 0.10),
-        )
-    )
+    sky = torch.tensor([0.80, 0.89, 0.97])
+    tile = torch.tensor([0.96, 0.95, 0.92])
+    dark = torch.tensor([0.25, 0.28, 0.33])
+    green = torch.tensor([0.16, 0.65, 0.32])
+    orange = torch.tensor([0.95, 0.50, 0.12])
+    grey = torch.tensor([0.55, 0.58, 0.63])
+    gold = torch.tensor([0.98, 0.78, 0.10])
     eye = torch.tensor([0.0, -4.6, 2.5])
     forward = torch.tensor([0.0, 0.924, -0.3824])
     focal = 740.0  # pixels

@@ -57,7 +57,7 @@ class Moat(VectorEnv):
 
     def render(self, index):
         """A section along p0 (-1 to 5), and below it the plane of p0 and p1 (-1 to 1, up). The point is red."""
-        return draw_moat(self.position[index].cpu())
+        return draw_moat(self.position[index].cpu()).numpy()
 
 
 def draw_moat(position):
@@ -67,7 +67,9 @@ def draw_moat(position):
     height of the ball is the value at the point's own position. The lower part shows the same from above, with the
     values at the point's p2 and p3.
     """
-    sky, water, red = (torch.tensor(colour) for colour in ((0.82, 0.90, 0.97), (0.25, 0.52, 0.82), (0.85, 0.15, 0.15)))
+    sky = torch.tensor([0.82, 0.90, 0.97])
+    water = torch.tensor([0.25, 0.52, 0.82])
+    red = torch.tensor([0.85, 0.15, 0.15])
     low = torch.tensor([0.80, 0.82, 0.62])
     high = torch.tensor([0.13, 0.50, 0.22])
 

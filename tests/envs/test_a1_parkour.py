@@ -400,6 +400,19 @@ def test_an_agents_worlds_have_all_kinds(still):
         assert len(block.unique()) == 40
 
 
+def test_an_agents_worlds_in_several_processes_have_all_columns(still, monkeypatch):
+    """Of 64 agents with 2,560 worlds in two processes, each has 20 worlds in either of them."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "0")
+    first = envs.make("A1Parkour", 1280)
+    monkeypatch.setenv("RANK", "1")
+    second = envs.make("A1Parkour", 1280)
+    goals = [env.goals[env.column].view(64, 20, -1) for env in (first, second)]
+    for of_agent in torch.cat(goals, 1):
+        assert len(of_agent.unique(dim=0)) == 40
+    assert not torch.equal(first.robot[:20], second.robot[:20])
+
+
 # ---------------------------------------------------------------- control, ends, disturbances
 
 

@@ -363,7 +363,9 @@ def test_render(env_id):
     env = started(env_id, 4)
     if type(env).render is VectorEnv.render:
         pytest.skip("draws nothing")
-    image = torch.as_tensor(rendered(env, 3))
+    image = rendered(env, 3)
+    assert isinstance(image, np.ndarray)
+    image = torch.as_tensor(image)
     assert image.ndim == 3
     assert image.shape[2] == 3
     assert image.dtype == torch.uint8

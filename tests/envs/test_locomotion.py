@@ -339,6 +339,20 @@ def test_falling_ends_the_episode_and_replaces_the_reward(make_still, env_id, ab
 
 
 @BOTH
+def test_a_world_that_diverged_neither_earns_nor_logs_a_reward(make_still, env_id):
+    env = make_still(env_id, 2)
+    env.engine.qpos[1, 0] -= 900.0  # as where the engine has put the world back
+    env.engine.broken = torch.tensor([False, True])
+    _, rewards, terminated, _, _ = env.step(torch.zeros(2, env.num_actions))
+    assert terminated.tolist() == [False, True]
+    assert rewards[1] == 0.0
+    logged = env.metrics()
+    assert logged["reward_progress"] == 0.0
+    assert logged["reward_alive"] == env.alive_reward / 2.0
+    assert logged["nan_worlds"] == 1
+
+
+@BOTH
 def test_observation_layout(make_still, env_id):
     env = make_still(env_id)
     joints = env.num_actions
