@@ -83,13 +83,13 @@ class LocomotionBase(VectorEnv):
         distance = self.distance_to_target()
         broken = self.engine.broken
         terms = self.reward_terms((self.distance - distance).float())
-        terms = {name: value.masked_fill(broken, 0.0) for name, value in terms.items()}
         self.distance = distance
         fallen = self.engine.qpos[:, 2] < self.min_height
         reward = sum(terms[name] for name in REWARD_TERMS)
         reward = torch.where(fallen, self.fall_reward, reward).masked_fill(broken, 0.0)
         self.nan_worlds = self.nan_worlds + broken.sum()
-        self.step_metrics = {"reward_" + name: value.mean() for name, value in terms.items()}
+        means = torch.stack(list(terms.values())).masked_fill(broken, 0.0).mean(1)
+        self.step_metrics = {"reward_" + name: mean for name, mean in zip(terms, means)}
         self.step_metrics["nan_worlds"] = self.nan_worlds.clone()
         return reward, fallen | broken, torch.zeros_like(fallen)
 
