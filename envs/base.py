@@ -29,9 +29,10 @@ def full_precision():
 
 
 def process_rank():
-    """This process's rank, and how many processes train together. RANK may be set for a single one, too."""
+    """The rank of this process among torchrun's, and their number. A single process has rank 0 even if RANK is set."""
     num_processes = int(os.environ.get("WORLD_SIZE", 1))
-    return (int(os.environ["RANK"]) if num_processes > 1 else 0), num_processes
+    rank = int(os.environ.get("RANK", 0)) if num_processes > 1 else 0
+    return rank, num_processes
 
 
 def is_constant(value):

@@ -9,6 +9,7 @@ import os
 import sys
 
 import envs  # noqa: F401, before torch: Isaac Gym must be imported first
+from envs.base import process_rank
 
 import torch
 import torch.distributed as dist
@@ -16,8 +17,7 @@ import torch.distributed as dist
 if dist.is_available():
     import torch.distributed.nn  # noqa: F401, loaded later its functions' defaults would keep the group alive
 
-WORLD_SIZE = int(os.environ.get("WORLD_SIZE", 1))
-RANK = int(os.environ.get("RANK", 0)) if WORLD_SIZE > 1 else 0
+RANK, WORLD_SIZE = process_rank()
 LOCAL_RANK = int(os.environ.get("LOCAL_RANK", 0)) if WORLD_SIZE > 1 else 0
 SEED_OFFSET = 1_000_003 * RANK  # rank 0 keeps the run's seed
 

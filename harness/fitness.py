@@ -8,7 +8,7 @@ import torch.nn as nn
 from harness import distributed
 
 AGENT_SHARE = 0.5  # of an agent's environments that need a score before the agent has a fitness
-TOTAL_SHARE = 0.9  # of the compared agents' environments that need one before
+TOTAL_SHARE = 0.9  # of all compared agents' environments that need a score before the comparison
 MAX_WAIT = 20.0  # episodes per environment, after which a comparison does not wait for some that may never end
 
 

@@ -198,8 +198,8 @@ class A1Parkour(VectorEnv):
 
     def __init__(self, num_envs, device, seed, engine="mujoco"):
         super().__init__(num_envs, device, seed)
-        # Each of several processes begins with another column, so that the few worlds that an agent has in each of them
-        # are on different ones
+        # Each of several processes begins with another column. An agent's few worlds in one process are thus on other
+        # columns than its worlds in the next
         rank, num_processes = process_rank()
         world = rank * terrain.NUM_COLUMNS // num_processes + np.arange(num_envs)
         columns = [terrain.make_column(i) for i in world[: terrain.NUM_COLUMNS] % terrain.NUM_COLUMNS]

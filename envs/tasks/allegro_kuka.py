@@ -100,7 +100,7 @@ def reward_terms(
     joint_velocity    (N, 23) rad/s, or None if speed costs nothing
     lifted, closest_* the records before the step: (N,) bool, (N, F) m, (N,) m
     tolerance         0-d, m
-    success_steps     near a goal that make a success; each earns its share of the goal's bonus
+    success_steps     steps near a goal that make a success; each earns its share of the goal's bonus
     fingertips_once_lifted   whether fingertips that come closer are rewarded after the object was lifted, too
     Returns terms: name -> (N,); near (N,) bool; and lifted, closest_fingertip, closest_keypoint after the step.
     """

@@ -282,7 +282,7 @@ class HeldStarts:
         self.engine.set_mocap(mask, self.goal[:, None])
 
     def adjust_goal(self, mask, measure):
-        """Give the goals of mask (N,) bool the measure (N,) that Start.goal means; not in Regrasping."""
+        """Give the goals of mask (N,) bool the measure (N,) that Start.measure means; not in Regrasping."""
 
     def turn_distance(self):
         """How far the turn to the goal alone carries the farthest keypoint (N,) m."""

@@ -109,7 +109,7 @@ class Anymal(VectorEnv):
             "nan_worlds": self.nan_worlds,
         }
         for name in REWARD_TERMS:
-            self.step_metrics["reward_" + name] = terms[name].mean()
+            self.step_metrics["reward_" + name] = terms[name].masked_fill(broken, 0.0).mean()
         terminated = broken | (contact_force > FALL_FORCE).any(1)
         return reward.masked_fill(broken, 0.0), terminated, torch.zeros_like(terminated)
 

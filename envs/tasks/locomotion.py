@@ -81,10 +81,10 @@ class LocomotionBase(VectorEnv):
         self.action = action
         self.engine.step(action)
         distance = self.distance_to_target()
-        broken = self.engine.broken
         terms = self.reward_terms((self.distance - distance).float())
         self.distance = distance
         fallen = self.engine.qpos[:, 2] < self.min_height
+        broken = self.engine.broken
         reward = sum(terms[name] for name in REWARD_TERMS)
         reward = torch.where(fallen, self.fall_reward, reward).masked_fill(broken, 0.0)
         self.nan_worlds = self.nan_worlds + broken.sum()

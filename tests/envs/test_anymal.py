@@ -186,6 +186,20 @@ def test_reward_of_a_step_and_its_cut_at_zero():
     assert info["metrics"]["yaw_rate_error"].item() == pytest.approx(0.1)
 
 
+def test_a_world_that_diverged_neither_earns_nor_logs_a_reward():
+    env = started("Anymal", 2)
+    put(env)
+    freeze(env, torch.zeros(2, 27))
+    env.command.zero_()
+    env.engine.broken = torch.tensor([False, True])
+    _, reward, terminated, _, info = env.step(torch.zeros(2, 12))
+    assert terminated.tolist() == [False, True]
+    assert reward.tolist() == pytest.approx([0.03, 0.0])
+    assert info["metrics"]["reward_linear"].item() == pytest.approx(0.01)
+    assert info["metrics"]["reward_yaw"].item() == pytest.approx(0.005)
+    assert info["metrics"]["nan_worlds"].item() == 1
+
+
 def test_actions_are_targets_about_the_default_pose():
     env = started("Anymal")
     sent = freeze(env, torch.zeros(2, 27))
