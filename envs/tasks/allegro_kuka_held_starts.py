@@ -54,7 +54,8 @@ class Start(NamedTuple):
     lifted: bool = False  # whether the object counts as lifted, without the bonus
     way_left: Tuple[float, float] = (1.0, 1.0)  # range from which the remaining share of the way to the goal is drawn
     # range of a measure of the goal, which `adjust_goal` gives it; None: as drawn. In Reorientation, how far the turn
-    # to it carries the keypoints, in success distances; in Throw, the bucket's distance from the arm's shoulder, m
+    # to it carries the keypoints, in success distances; in Throw, the bucket's distance from the arm's shoulder, m; with
+    # two arms, the distance along x from the middle of the table, m, on the side of the arm that holds the object
     measure: Optional[Tuple[float, float]] = None
     back_to: float = 1.0  # where the robot is put on the way from a start pose, 0, to where it was, 1
     after: str = ""  # the kind that is learned before it, if not the one above it in the table
@@ -112,15 +113,10 @@ REORIENTATION_STARTS = (
     Start("next_150", first=False, measure=(1.25, 1.5)),
     Start("next", first=False),
 )
-# Of two arms, whose goals are farther away, half of them on the other arm's side
-TWO_ARMS_STARTS = (
-    Start("high_20", held="high", lifted=True, way_left=(0.0, 0.2)),
-    Start("high_40", held="high", lifted=True, way_left=(0.2, 0.4)),
-    Start("high_60", held="high", lifted=True, way_left=(0.4, 0.6)),
-    Start("high", held="high", lifted=True),
-    STARTS[1]._replace(after="high_40"),
-    *STARTS[2:],
-)
+# Of two arms. Where goals are drawn, half of them lie on the other arm's side, out of reach of the one that holds the
+# object. As long as no object is handed over, half of a kind's goals would fail whatever the policy does, and the
+# curriculum would not get past it. From held starts, the goals are therefore on the holding arm's side, as far out
+TWO_ARMS_STARTS = tuple(start._replace(measure=(0.55, 0.95)) if start.held else start for start in STARTS)
 
 
 class StartCurriculum:
@@ -250,10 +246,10 @@ class HeldStarts:
         self.engine.set_state(held, qpos, torch.zeros_like(self.engine.qvel))
         self.target = torch.where(held[:, None], target, self.target)
         self.lifted = torch.where(held, self.is_lifted[kind], self.lifted)
-        least, most = self.way_left[kind].unbind(1)
-        self.bring_nearer(mask & (least < 1.0), least + (most - least) * self.uniform(0.0, 1.0))
         least, most = self.measure[kind].unbind(1)
         self.adjust_goal(mask & self.is_adjusted[kind], least + (most - least) * self.uniform(0.0, 1.0))
+        least, most = self.way_left[kind].unbind(1)
+        self.bring_nearer(mask & (least < 1.0), least + (most - least) * self.uniform(0.0, 1.0))
         self.closest_fingertip = torch.where(held[:, None], self.fingertip_distance(), self.closest_fingertip)
         keypoint_distance = self.keypoint_distance()
         self.closest_keypoint = torch.where(mask, keypoint_distance, self.closest_keypoint)
@@ -501,6 +497,12 @@ class AllegroKukaTwoArmsRegraspingHeldStarts(HeldStarts, RelativeHandTargets, Al
     """
 
     starts = TWO_ARMS_STARTS
+
+    def adjust_goal(self, mask, measure):
+        """Put the goals of mask (N,) bool on the side where the object is, `measure` (N,) m from the table's middle."""
+        goal_x = measure * self.engine.body_pos[:, OBJECT, 0].sign()
+        self.goal[:, 0] = torch.where(mask, goal_x, self.goal[:, 0])
+        self.engine.set_mocap(mask, self.goal[:, None])
 
     def begin_with(self, mask, kind):
         super().begin_with(mask, kind)

@@ -325,23 +325,41 @@ def angle_between(a, b):
         (REGRASPING, "high", 0.0, 1.0),
         (REORIENTATION, "high_50", 0.0, 0.4),
         (REORIENTATION, "high_125", 0.0, 1.0),
-        (TWO_ARMS, "high_40", 0.2, 0.4),
+        (TWO_ARMS, "high", 0.0, 1.0),
     ],
 )
 def test_what_is_held_high_is_lifted_and_its_goal_nearer(env_id, start, least, most):
     env, held = make(start, env_id)
     env.training = False
-    drawn = []
-    env.draw_goal = lambda: drawn.append(type(env).draw_goal(env)) or drawn[-1]
     env.set_goal(EVERYWHERE)
+    goals = []
+    env.bring_nearer = lambda mask, share: goals.append(env.goal.clone()) or type(env).bring_nearer(env, mask, share)
     env.begin_with(held, torch.full_like(env.kind, kind_of(env, start)))
     assert torch.equal(env.lifted, held)
     assert (env.engine.body_pos[held, task.OBJECT, 2] > scene.TABLE_TOP + 0.2).all()
-    way, whole = (goal[held, :3] - env.engine.body_pos[held, task.OBJECT] for goal in (env.goal, drawn[-1]))
+    way, whole = (goal[held, :3] - env.engine.body_pos[held, task.OBJECT] for goal in (env.goal, goals[0]))
     share = way.norm(dim=1) / whole.norm(dim=1)
     torch.testing.assert_close(way, share[:, None] * whole)
     assert least < share.min() < (least + most) / 2.0 < share.max() < most
-    assert torch.equal(env.goal[~held], drawn[-1][~held])
+    assert torch.equal(env.goal[~held], goals[0][~held])
+
+
+@pytest.mark.parametrize("start", HELD)
+def test_with_two_arms_goals_of_held_objects_are_on_the_side_of_the_arm_that_holds_them(start):
+    env, held = make(start, TWO_ARMS)
+    env.training = False
+    env.set_goal(EVERYWHERE)
+    drawn = env.goal.clone()
+    env.bring_nearer = lambda mask, share: None
+    env.begin_with(held, torch.full_like(env.kind, kind_of(env, start)))
+    side = 2.0 * measured(env).robot[held] - 1.0
+    distance = env.goal[held, 0] * side
+    assert 0.55 < distance.min() < 0.65
+    assert 0.85 < distance.max() < 0.95
+    assert (drawn[held, 0] * side < 0.0).any()
+    assert torch.equal(env.goal[held, 1:], drawn[held, 1:])
+    assert torch.equal(env.goal[~held], drawn[~held])
+    torch.testing.assert_close(env.engine.state_dict()["mocap"].float(), env.goal)
 
 
 def keypoints_way(env, rotation):
