@@ -82,6 +82,7 @@ class VectorEnv:
         self.shortened = torch.zeros(num_envs, dtype=torch.bool, device=self.device)
         self.episode_length = torch.zeros(num_envs, dtype=torch.long, device=self.device)
         self.episode_return = torch.zeros(num_envs, device=self.device)
+        self.nan_worlds = torch.tensor(0, device=self.device)  # how often a world of the engine has diverged so far
 
     @property
     def engine_name(self) -> str:
@@ -114,12 +115,18 @@ class VectorEnv:
                                where terminated nothing is learned from it, so that it need not be finite
             episode            done (N,) bool; return, length, objective (N,) float32, valid where done; shortened
                                episodes are left out: they are terminated or truncated, but not done
-            metrics            the task's scalars, name -> 0-d tensor or float
+            metrics            the task's scalars, name -> 0-d tensor or float; with an engine also nan_worlds
+        A world of the engine that has diverged ends its episode with a reward of 0.
         """
         self.episode_step += 1
         self.episode_length += 1
         # copies: a task may return its own tensors and change them in reset_where
         reward, terminated, truncated = (value.clone() for value in self.advance(action.clamp(-1.0, 1.0)))
+        if self.engine:
+            broken = self.engine.broken
+            reward = reward.masked_fill(broken, 0.0)
+            terminated = terminated | broken
+            self.nan_worlds = self.nan_worlds + broken.sum()
         truncated = (truncated | (self.episode_step >= self.max_episode_steps)) & ~terminated
         done = terminated | truncated
         self.episode_return += reward
@@ -131,7 +138,10 @@ class VectorEnv:
             "objective": self.objective().clone(),
         }
         self._begin_episodes(done)
-        info = {"final_obs": final_obs, "episode": episode, "metrics": self.metrics()}
+        metrics = dict(self.metrics())
+        if self.engine:
+            metrics["nan_worlds"] = self.nan_worlds
+        info = {"final_obs": final_obs, "episode": episode, "metrics": metrics}
         return self.observe(), reward, terminated, truncated, info
 
     def _begin_episodes(self, mask):
@@ -235,7 +245,10 @@ class VectorEnv:
         return self.episode_return
 
     def metrics(self) -> Dict[str, Union[float, Tensor]]:
-        """The task's own scalars for the log, name -> number or 0-d tensor; of an iteration's last step."""
+        """The task's own scalars for the log, name -> number or 0-d tensor; of an iteration's last step.
+
+        The names are the same in every step and in every process.
+        """
         return {}
 
     def render(self, index: int) -> np.ndarray:

@@ -146,12 +146,7 @@ class Run:
                 }
             )
             if self.args.capture_video and not (self.unsaved or self.stopping):
-                # Where nobody leads: the best in training, because evaluations of all would hold the training up
-                objectives = self.rollout["episodes"].means[OBJECTIVE].nan_to_num(-math.inf)
-                agent = getattr(self.learner["agent"], "leader", objectives.argmax().item())
-                film = film_agent(self.folder, agent, self.args.device)
-                if film:
-                    self.logger.write_film(film, global_step)
+                self.film(global_step)
 
     def save(self, checkpoint: Dict[str, Any]) -> None:
         """Write the checkpoint. A full disk does not end a long run, whose next checkpoint may fit again."""
@@ -162,8 +157,20 @@ class Run:
             say(f"no checkpoint: {error}; training goes on", file=sys.stderr)
             self.unsaved = True
 
+    def film(self, global_step: int) -> None:
+        """Film the policy of the checkpoint: the leader's, if there is one."""
+        # Where nobody leads: the best in training, because evaluations of all would hold the training up
+        objectives = self.rollout["episodes"].means[OBJECTIVE].nan_to_num(-math.inf)
+        agent = getattr(self.learner["agent"], "leader", objectives.argmax().item())
+        film = film_agent(self.folder, agent, self.args.device)
+        if film:
+            self.logger.write_film(film, global_step)
+
     def log(self, iteration: int, global_step: int, values: Dict[str, Any]) -> None:
-        """Log values, name -> number, tensor (its mean), list (a histogram), image (3, H, W) or text; print a line."""
+        """Log values, name -> number, tensor (its mean), list (a histogram), image (3, H, W) or text; print a line.
+
+        Numbers are averaged over the processes that have one, not NaN.
+        """
         self.iteration = iteration
         self.global_step = global_step
         others = {}
@@ -173,7 +180,8 @@ class Run:
                 others[key] = value
             else:
                 means[key] = torch.as_tensor(value, device=self.args.device).float().mean()
-        means = dict(zip(means, distributed.average(torch.stack(list(means.values())).double()).tolist()))
+        numbers = distributed.of_each(torch.stack(list(means.values())).double()).nanmean(0)
+        means = dict(zip(means, numbers.tolist()))
         if distributed.RANK == 0 and not self.logger.write(global_step, means, others):
             self.signals.output_closed()
 

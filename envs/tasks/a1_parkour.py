@@ -229,9 +229,7 @@ class A1Parkour(VectorEnv):
         column = np.arange(num_envs) % terrain.NUM_COLUMNS  # index into `columns`
         self.column = self.constant(column, dtype=torch.long)
         kinds = [columns[i].kind for i in column]
-        self.kinds = [kind for kind in terrain.KINDS if kind in kinds]  # of the worlds there are
-        of_kind = np.array([[kind == each for kind in kinds] for each in self.kinds])
-        self.kind_mean = self.constant(of_kind / of_kind.sum(1, keepdims=True))  # (kinds, N); @ (N,): the kinds' means
+        self.of_kind = self.constant([[kind == each for kind in kinds] for each in terrain.KINDS])  # (kinds, N)
         self.flat = self.constant([kind == "flat" for kind in kinds], dtype=torch.bool)
         # Any ten worlds in a row have about all levels, so that an evaluation's few worlds, or an agent's, do too. As 7
         # and 10 have no common divisor, 50 worlds in a row have all kinds on all levels. Where columns and robots begin
@@ -265,7 +263,6 @@ class A1Parkour(VectorEnv):
         self.torque = self.zeros(NUM_JOINTS)  # N m, at the end of the last step
         self.touched = self.zeros(NUM_LEGS, dtype=torch.bool)  # whether a foot had contact at the end of the last step
         self.contact = self.zeros(NUM_LEGS, dtype=torch.bool)  # or at the end of the step before that
-        self.nan_worlds = torch.tensor(0, device=self.device)  # how often a world has diverged so far
         self.step_metrics = {}
 
     # ---------------------------------------------------------------- one control step
@@ -288,9 +285,8 @@ class A1Parkour(VectorEnv):
         to_goals = self.to_goals()
         motion = self.motion(pose, to_goals, last_joint_velocity, last_action, last_torque)
         values = reward_terms(motion)
-        broken = engine.broken
         terms = self.reward_weights * torch.stack([values[name] for name in REWARD_WEIGHTS], 1)
-        terms = terms.masked_fill(broken[:, None], 0.0)
+        terms = terms.masked_fill(engine.broken[:, None], 0.0)
         reward = terms.sum(1).clamp(min=0.0)
 
         self.pass_goals(to_goals[:, 0])
@@ -299,9 +295,8 @@ class A1Parkour(VectorEnv):
         if self.training:  # a robot that is stuck, with a hurdle between its legs, would stay so and earn nothing
             truncated = truncated | (self.stalled >= PATIENCE)
         self.command = torch.where(self.episode_length % COMMAND_PERIOD == 0, draw_command(draws[:, 2]), self.command)
-        self.nan_worlds = self.nan_worlds + broken.sum()
         self.step_metrics = {"reward_" + name: mean for name, mean in zip(REWARD_WEIGHTS, terms.mean(0))}
-        return reward, fallen | broken, truncated
+        return reward, fallen, truncated
 
     def push(self, draws):
         """Every 8 s the base gets a random horizontal velocity. draws (N, 2): random in [0, 1)."""
@@ -465,12 +460,11 @@ class A1Parkour(VectorEnv):
 
     def metrics(self):
         level = self.level.float()
-        of_kinds = self.kind_mean @ level
+        of_kinds = self.of_kind @ level / self.of_kind.sum(1)  # NaN of a kind that no world here has
         return {
             **self.step_metrics,
             "terrain_level": level.mean(),
-            **{f"level_{kind}": mean for kind, mean in zip(self.kinds, of_kinds)},
-            "nan_worlds": self.nan_worlds.clone(),
+            **{f"level_{kind}": mean for kind, mean in zip(terrain.KINDS, of_kinds)},
         }
 
     def render(self, index):

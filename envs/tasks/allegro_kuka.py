@@ -230,7 +230,6 @@ class AllegroKukaBase(VectorEnv):
         self.finished_term_means = self.zeros(len(self.reward_names))  # per step of the last finished episode
         self.tolerance = self.tensor(TOLERANCE_START)
         self.tolerance_age = torch.tensor(0, device=self.device)  # control steps since the last change
-        self.nan_worlds = torch.tensor(0, device=self.device)  # how often a world has diverged so far
         self.blocked_starts = torch.tensor(0, device=self.device)  # starts so far where the object touches the robot
         self.step_metrics = {}
 
@@ -297,7 +296,6 @@ class AllegroKukaBase(VectorEnv):
             self.fingertips_once_lifted,
         )
         broken = self.engine.broken  # the engine has reset these worlds, whose episode ends without a reward
-        self.nan_worlds = self.nan_worlds + broken.sum()
         terms = torch.stack([terms[name] for name in self.reward_names], 1).masked_fill(broken[:, None], 0.0)
         self.term_sums = self.term_sums + terms
         reward = terms.sum(1)
@@ -524,8 +522,7 @@ class AllegroKukaBase(VectorEnv):
             "true_objective_max": true_objective.max(),
             "fingertip_distance": fingertip_distance.mean(),
             "lifted": self.lifted.float().mean(),
-            "nan_worlds": self.nan_worlds.clone(),
-            "blocked_starts": self.blocked_starts.clone(),
+            "blocked_starts": self.blocked_starts,
         }
         for name, value in zip(self.reward_names, self.finished_term_means.mean(0)):
             self.step_metrics["reward_" + name] = value

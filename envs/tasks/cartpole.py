@@ -31,7 +31,6 @@ class Cartpole(VectorEnv):
     def __init__(self, num_envs, device, seed, engine="mujoco"):
         super().__init__(num_envs, device, seed)
         self.engine = make_engine(engine, [robot.build], num_envs, robot.SUBSTEPS, [], self.device)
-        self.nan_worlds = torch.tensor(0, device=self.device)  # how often a world has diverged so far
 
     def reset_where(self, mask):
         self.engine.set_state(mask, self.uniform(-0.1, 0.1, 2), self.uniform(-0.25, 0.25, 2))
@@ -47,17 +46,12 @@ class Cartpole(VectorEnv):
         terminated = (position.abs() > MAX_POSITION) | (angle.abs() > MAX_ANGLE)
         reward = 1.0 - angle.square() - 0.01 * velocity.abs() - 0.005 * angular_velocity.abs()
         reward = torch.where(terminated, torch.full_like(reward, -2.0), reward)
-        broken = self.engine.broken
-        self.nan_worlds = self.nan_worlds + broken.sum()
-        return reward.masked_fill(broken, 0.0), terminated | broken, torch.zeros_like(terminated)
+        return reward, terminated, torch.zeros_like(terminated)
 
     def observe(self):
         qpos = self.engine.qpos
         qvel = self.engine.qvel
         return torch.stack([qpos[:, 0], qvel[:, 0], qpos[:, 1], qvel[:, 1]], 1).clamp(-OBS_LIMIT, OBS_LIMIT)
-
-    def metrics(self):
-        return {"nan_worlds": self.nan_worlds}
 
     def render(self, index):
         return self.engine.render(index, camera="side")

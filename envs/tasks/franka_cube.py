@@ -145,7 +145,6 @@ class FrankaCubeBase(VectorEnv):
         self.finished_success = self.zeros()  # of the last finished episode
         self.term_sums = self.zeros(len(self.terms))  # of the reward's terms over the episode
         self.finished_term_means = self.zeros(len(self.terms))  # per step of the last finished episode
-        self.nan_worlds = torch.tensor(0, device=self.device)  # how often a world has diverged so far
 
     # ---------------------------------------------------------------- what a task implements
 
@@ -178,7 +177,6 @@ class FrankaCubeBase(VectorEnv):
 
         terms, success, lost = self.judge()
         broken = engine.broken  # the engine has reset these worlds, whose episode ends without a reward
-        self.nan_worlds = self.nan_worlds + broken.sum()
         terms = torch.stack([terms[name] for name in self.terms], 1).masked_fill(broken[:, None], 0.0)
         self.term_sums = self.term_sums + terms
         terminated = success | lost | broken
@@ -239,7 +237,7 @@ class FrankaCubeBase(VectorEnv):
     # ---------------------------------------------------------------- log
 
     def metrics(self):
-        metrics = {"success_rate": self.finished_success.mean(), "nan_worlds": self.nan_worlds.clone()}
+        metrics = {"success_rate": self.finished_success.mean()}
         for name, value in zip(self.terms, self.finished_term_means.mean(0)):
             metrics["reward_" + name] = value
         return metrics

@@ -128,7 +128,6 @@ class InHandBase(VectorEnv):
         self.term_sums = self.zeros(len(REWARD_TERMS))  # of the reward's terms over the episode
         self.finished_term_means = self.zeros(len(REWARD_TERMS))  # per step of the last finished episode
         self.consecutive_successes = torch.tensor(0.0, device=self.device)
-        self.nan_worlds = torch.tensor(0, device=self.device)  # how often a world has diverged so far
         self.step_metrics = {}
 
     # ---------------------------------------------------------------- one control step
@@ -141,7 +140,6 @@ class InHandBase(VectorEnv):
         rotation = angle(self.relative_rotation())
         terms = reward_terms(distance, rotation, action)
         broken = self.engine.broken  # the engine has reset these worlds, whose episode ends without a reward
-        self.nan_worlds = self.nan_worlds + broken.sum()
         terms = torch.stack([terms[name] for name in REWARD_TERMS], 1).masked_fill(broken[:, None], 0.0)
         self.term_sums = self.term_sums + terms
 
@@ -230,7 +228,6 @@ class InHandBase(VectorEnv):
         self.step_metrics = {
             "successes": self.finished_successes.mean(),
             "consecutive_successes": self.consecutive_successes,
-            "nan_worlds": self.nan_worlds.clone(),
         }
         for name, value in zip(REWARD_TERMS, self.finished_term_means.mean(0)):
             self.step_metrics["reward_" + name] = value

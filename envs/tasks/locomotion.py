@@ -62,7 +62,6 @@ class LocomotionBase(VectorEnv):
         self.action = self.zeros(self.num_actions)
         # m; in float64, because it changes by as little as 10^-7 of its value per step
         self.distance = self.zeros(dtype=torch.float64)
-        self.nan_worlds = torch.tensor(0, device=self.device)  # how often a world has diverged so far
         self.step_metrics = {}
 
     # ---------------------------------------------------------------- what a task implements
@@ -84,14 +83,11 @@ class LocomotionBase(VectorEnv):
         terms = self.reward_terms((self.distance - distance).float())
         self.distance = distance
         fallen = self.engine.qpos[:, 2] < self.min_height
-        broken = self.engine.broken
         reward = sum(terms[name] for name in REWARD_TERMS)
-        reward = torch.where(fallen, self.fall_reward, reward).masked_fill(broken, 0.0)
-        self.nan_worlds = self.nan_worlds + broken.sum()
-        means = torch.stack(list(terms.values())).masked_fill(broken, 0.0).mean(1)
+        reward = torch.where(fallen, self.fall_reward, reward)
+        means = torch.stack(list(terms.values())).masked_fill(self.engine.broken, 0.0).mean(1)
         self.step_metrics = {"reward_" + name: mean for name, mean in zip(terms, means)}
-        self.step_metrics["nan_worlds"] = self.nan_worlds.clone()
-        return reward, fallen | broken, torch.zeros_like(fallen)
+        return reward, fallen, torch.zeros_like(fallen)
 
     def distance_to_target(self):
         """Horizontal distance to the target (N,) float64, m."""

@@ -343,10 +343,10 @@ def test_a_world_that_diverged_neither_earns_nor_logs_a_reward(make_still, env_i
     env = make_still(env_id, 2)
     env.engine.qpos[1, 0] -= 900.0  # as where the engine has put the world back
     env.engine.broken = torch.tensor([False, True])
-    _, rewards, terminated, _, _ = env.step(torch.zeros(2, env.num_actions))
+    _, rewards, terminated, _, info = env.step(torch.zeros(2, env.num_actions))
     assert terminated.tolist() == [False, True]
     assert rewards[1] == 0.0
-    logged = env.metrics()
+    logged = info["metrics"]
     assert logged["reward_progress"] == 0.0
     assert logged["reward_alive"] == env.alive_reward / 2.0
     assert logged["nan_worlds"] == 1

@@ -1,6 +1,7 @@
 """Several processes, one run: together they are one process with all environments, and end as one."""
 
 import json
+import math
 import os
 import pathlib
 import shutil
@@ -9,12 +10,14 @@ import socket
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 import cpo
 import epo
+import harness
 import pbt
 import ppo
 import sapg
@@ -287,6 +290,20 @@ def test_the_loss_of_a_minibatch_in_two_processes_is_that_of_the_whole(name, fol
     expected = gradient_of_own_columns(name)
     for found in of_each_process(folder):
         torch.testing.assert_close(found[name], expected, rtol=1e-4, atol=1e-6)
+
+
+def test_a_number_of_the_log_is_the_mean_over_the_processes_that_have_one(monkeypatch):
+    others = torch.tensor([[math.nan, 2.0, math.nan]], dtype=torch.float64)
+    monkeypatch.setattr(distributed, "of_each", lambda own: torch.cat([own[None], others]))
+    lines = []
+    run = SimpleNamespace(
+        args=SimpleNamespace(device="cpu"), logger=SimpleNamespace(write=lambda *line: lines.append(line) or True)
+    )
+    harness.Run.log(run, 1, 10, {"level_flat": 3.0, "level_step": torch.tensor([3.0, 5.0]), "level_gap": math.nan})
+    ((step, means, others),) = lines
+    assert step == 10
+    assert means == pytest.approx({"level_flat": 3.0, "level_step": 3.0, "level_gap": math.nan}, nan_ok=True)
+    assert others == {}
 
 
 def test_all_processes_learn_from_the_same_follower(folder):
