@@ -80,8 +80,8 @@ class Scene:
         self.drawn = {}  # world -> what its task drew last
         tab.scene.set_up_direction("+z")
 
-    def render(self, index, qpos, qvel, mocap_pos, mocap_quat, camera, width, height, markers, zone, trail):
-        """The arguments are those of Renderer.render; nothing is drawn before `show`."""
+    def render(self, index, qpos, qvel, mocap_pos, mocap_quat, camera=-1, markers=None, zone=None, **ignored):
+        """The arguments are those of Renderer.render; size and trail are ignored. `show` draws."""
         model, data = self.renderer.pose(index, qpos, qvel, mocap_pos, mocap_quat, markers)
         self.drawn[index] = SimpleNamespace(model=model, data=data, camera=find_camera(model, camera), zone=zone)
 

@@ -44,6 +44,16 @@ def check_structure(models):
         raise UnsupportedError("the model must not have MuJoCo's flag sleep, whose bookkeeping is not part of a state")
 
 
+def check_state(engine, qpos, qvel, act):
+    """Raises ValueError unless these have the shapes of the engine's own tensors; act is required if it has any."""
+    if engine.na > 0 and act is None:
+        raise ValueError(f"set_state needs act, the {engine.na} activations of the model's actuators")
+    for name, value in (("qpos", qpos), ("qvel", qvel), ("act", act)):
+        wanted = getattr(engine, name).shape
+        if value is not None and value.shape != wanted:
+            raise ValueError(f"{name} has shape {tuple(value.shape)}, must be {tuple(wanted)}")
+
+
 def find_bodies(model, names):
     """The ids of the bodies called `names`, a list of int. Raises ValueError for mocap bodies."""
     ids = [model.body(name).id for name in names]

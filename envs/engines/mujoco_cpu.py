@@ -8,7 +8,7 @@ import torch
 from mujoco.batch import Batch, SimulationError
 
 from envs.base import UnsupportedError
-from envs.engines.models import check_structure, find_bodies, make_physics_spec
+from envs.engines.models import check_state, check_structure, find_bodies, make_physics_spec
 from envs.engines.rendering import Renderer
 from envs.threads import count_threads
 
@@ -120,9 +120,10 @@ class MujocoCpu:
         """
         if ctrl.shape != (self.num_envs, self.nu):
             raise ValueError(f"a control has shape {tuple(ctrl.shape)}, must be {(self.num_envs, self.nu)}")
-        if not ctrl.isfinite().all():
+        ctrl = ctrl.detach().cpu().numpy()
+        if not np.isfinite(ctrl).all():
             raise ValueError("a control is not finite")
-        self._batch.ctrl = ctrl.detach().cpu().numpy()
+        self._batch.ctrl = ctrl
         self._batch.qacc_warmstart = 0.0
         if xfrc is not None or self._pushed:
             self._xfrc[:, self._body_ids] = 0.0 if xfrc is None else xfrc.detach().cpu().numpy()
@@ -146,18 +147,13 @@ class MujocoCpu:
         since no value is right for all kinds: a muscle at rest has 0, while the activation of an `intvelocity` actuator
         is the position that it holds its joint at. Buffers of delays are those of the model's initial state.
         """
-        if self.na > 0 and act is None:
-            raise ValueError(f"set_state needs act, the {self.na} activations of the model's actuators")
+        check_state(self, qpos, qvel, act)
         rows = np.flatnonzero(mask.cpu().numpy())
         if len(rows) == 0:
             return
-        values = [qpos, qvel] if act is None else [qpos, qvel, act]
+        joints = torch.cat([qpos, qvel] if act is None else [qpos, qvel, act], 1)
         self._state[rows] = self._initial[rows]
-        start = 1  # after the time
-        for value in values:
-            end = start + value.shape[1]
-            self._state[rows, start:end] = value.detach().cpu().numpy()[rows]
-            start = end
+        self._state[rows, 1 : 1 + joints.shape[1]] = joints.detach().cpu().numpy()[rows]  # after the time
         self.sensors[mask.to(self.device)] = 0.0
         self._refresh(rows)
 
@@ -187,15 +183,13 @@ class MujocoCpu:
         self.sensors.copy_(state["sensors"])
         self._refresh(np.arange(self.num_envs))
 
-    def render(self, index, camera=-1, width=640, height=480, markers=None, zone=None, trail=None):
-        """World `index` as an (height, width, 3) uint8 numpy image, off-screen; see `Renderer.render`."""
+    def render(self, index, **options):
+        """World `index` as an (height, width, 3) uint8 numpy image, off-screen; options: see `Renderer.render`."""
         qpos = self._state[index, 1 : 1 + self.nq]
         qvel = self._state[index, 1 + self.nq : 1 + self.nq + self.nv]
         mocap_pos = self._batch.mocap_pos[index]
         mocap_quat = self._batch.mocap_quat[index]
-        return self.renderer.render(
-            index, qpos, qvel, mocap_pos, mocap_quat, camera, width, height, markers, zone, trail
-        )
+        return self.renderer.render(index, qpos, qvel, mocap_pos, mocap_quat, **options)
 
     def _refresh(self, rows):
         """Bring the tensors of the worlds `rows` up to date with the state."""

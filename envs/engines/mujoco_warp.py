@@ -12,7 +12,7 @@ import warp as wp
 
 from envs.base import UnsupportedError
 from envs.engines import warp_kernels
-from envs.engines.models import check_structure, find_bodies, make_physics_spec
+from envs.engines.models import check_state, check_structure, find_bodies, make_physics_spec
 from envs.engines.rendering import Renderer
 from envs.terminal import say
 
@@ -137,8 +137,7 @@ class MujocoWarp:
 
     def set_state(self, mask, qpos, qvel, act=None):
         """Put the worlds of mask (N,) bool at qpos (N, nq), qvel (N, nv), act (N, na) and time 0, as MujocoCpu's."""
-        if self.na > 0 and act is None:
-            raise ValueError(f"set_state needs act, the {self.na} activations of the model's actuators")
+        check_state(self, qpos, qvel, act)
         rows = mask[:, None]
         self.qpos.copy_(torch.where(rows, qpos, self.qpos))
         self.qvel.copy_(torch.where(rows, qvel, self.qvel))
@@ -173,15 +172,13 @@ class MujocoWarp:
         self._mocap_quat.copy_(quat.view_as(self._mocap_quat))
         self._launch(self._read_graph, self._read)
 
-    def render(self, index, camera=-1, width=640, height=480, markers=None, zone=None, trail=None):
-        """World `index` as an (height, width, 3) uint8 numpy image, off-screen, by MuJoCo; see `Renderer.render`."""
+    def render(self, index, **options):
+        """World `index` as an (height, width, 3) uint8 numpy image, by MuJoCo; options: see `Renderer.render`."""
         qpos = self.qpos[index].cpu().numpy()
         qvel = self.qvel[index].cpu().numpy()
         mocap_pos = self._mocap_pos[index].cpu().numpy()
         mocap_quat = self._mocap_quat[index].cpu().numpy()
-        return self.renderer.render(
-            index, qpos, qvel, mocap_pos, mocap_quat, camera, width, height, markers, zone, trail
-        )
+        return self.renderer.render(index, qpos, qvel, mocap_pos, mocap_quat, **options)
 
     def _make_data(self):
         """A mjw.Data of num_envs worlds, with buffers of the sizes asked for."""

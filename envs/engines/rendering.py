@@ -51,7 +51,20 @@ class Renderer:
         mujoco.mj_forward(model, data)
         return model, data
 
-    def render(self, index, qpos, qvel, mocap_pos, mocap_quat, camera, width, height, markers, zone, trail):
+    def render(
+        self,
+        index,
+        qpos,
+        qvel,
+        mocap_pos,
+        mocap_quat,
+        camera=-1,
+        width=640,
+        height=480,
+        markers=None,
+        zone=None,
+        trail=None,
+    ):
         """World `index` as an (height, width, 3) uint8 numpy image.
 
         qpos (nq,), qvel (nv,), mocap_pos (M, 3), mocap_quat (M, 4) numpy, SI units

@@ -358,6 +358,10 @@ def test_activations_are_set_read_and_kept():
     assert engine.act[0].item() == 0.0
     with pytest.raises(ValueError, match="needs act"):
         engine.set_state(everywhere, at_one, at_rest)
+    with pytest.raises(ValueError, match=r"act has shape \(2, 2\), must be \(2, 1\)"):
+        engine.set_state(everywhere, at_one, at_rest, torch.zeros(2, 2))
+    with pytest.raises(ValueError, match=r"qvel has shape \(1, 1\), must be \(2, 1\)"):
+        engine.set_state(everywhere, at_one, torch.zeros(1, 1), torch.zeros(2, 1))
 
 
 def make_mocap(num_envs=4, substeps=3):
@@ -466,7 +470,7 @@ def test_render_shows_the_worlds_own_model():
     camera.distance = 4.0
     camera.elevation = -20.0
     try:
-        images = [engine.render(i, camera, 160, 120) for i in range(4)]
+        images = [engine.render(i, camera=camera, width=160, height=120) for i in range(4)]
     except RuntimeError as error:
         if "OpenGL" not in str(error):
             raise
