@@ -99,6 +99,9 @@ def resolve(Args, argv, presets):
     """The flags of the command line over the presets, and the device of this process."""
     defaults = {name: presets.here[name] for name in flag_names(Args) if name in presets.here}
     args = tyro.cli(Args, args=argv, default=Args(**defaults))
+    if has_gpu(args) and distributed.LOCAL_RANK >= torch.cuda.device_count():
+        num_processes = os.environ["LOCAL_WORLD_SIZE"]
+        refuse("--nproc-per-node", num_processes, f"must be at most {torch.cuda.device_count()}, one per GPU")
     args.device = f"cuda:{distributed.LOCAL_RANK}" if has_gpu(args) else "cpu"
     if args.device != "cpu":
         torch.cuda.set_device(args.device)
@@ -131,7 +134,8 @@ def tuned_presets(Args, given, tuned):
     requested_envs = here["num_envs"]
     blocks = getattr(given, "num_agents", 1) * distributed.WORLD_SIZE
     for row in (on_gpu, here):
-        row["num_envs"] -= row["num_envs"] % max(1, min(blocks, row["num_envs"]))
+        if 0 < blocks <= row["num_envs"]:  # others are refused later
+            row["num_envs"] -= row["num_envs"] % blocks
     return Presets(here, on_gpu, requested_envs)
 
 

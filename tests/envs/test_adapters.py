@@ -333,16 +333,20 @@ def test_refused(env_id, hint, capsys):
 
 
 @every_adapter
-def test_training_resuming_and_evaluating(env_id, capsys):
+def test_training_resuming_and_evaluating(env_id, capsys, new_process=lambda: None):
+    """new_process: called before each program, for what a process has only one of."""
+    new_process()
     ppo.main(f"--env-id {env_id} {TINY} --total-timesteps 512".split())
     name = env_id.split(":")[0]
     assert f"{env_id}: engine {name}" in capsys.readouterr().out
     folder = the_run()
     assert checkpoint(folder)["global_step"] == 512
+    new_process()
     ppo.main(f"--env-id {env_id} {TINY} --total-timesteps 768 --resume {folder}".split())
     assert checkpoint(folder)["global_step"] == 768
     (line,) = [line for line in capsys.readouterr().err.splitlines() if "anew" in line]
     assert line.startswith(name)
+    new_process()
     evaluate.main(f"{folder} --episodes 4 --no-cuda".split())
     assert "| agent, 0 |" in capsys.readouterr().out
 

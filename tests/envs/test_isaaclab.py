@@ -27,7 +27,10 @@ def stub(tmp_path_factory, monkeypatch):
 def test_the_contract_a_run_and_its_resumption(stub, capsys):
     _, episodes = check_env(envs.make("isaaclab:Isaac-Stub", 4), 60)
     assert episodes >= 16
-    test_adapters.test_training_resuming_and_evaluating("isaaclab:Isaac-Stub", capsys)
+    with pytest.raises(envs.UnsupportedError, match="one simulation per process, and there is one: 4 environments"):
+        envs.make("isaaclab:Isaac-Stub", 8)
+    simulation = sys.modules["envs.adapters.isaaclab"].SIMULATION
+    test_adapters.test_training_resuming_and_evaluating("isaaclab:Isaac-Stub", capsys, simulation.clear)
 
 
 def test_images_are_refused(stub):

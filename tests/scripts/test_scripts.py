@@ -363,6 +363,7 @@ def test_any_flag_given_wins_over_the_defaults_without_a_gpu(flags, name, value)
 @every_script
 def test_with_a_gpu_the_papers_row_stands(script, monkeypatch, capsys):
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
     monkeypatch.setattr("torch.cuda.set_device", lambda device: None)
     args = parse(script, "--env-id AllegroKukaRegrasping --engine mujoco")
     row = tuned(script)["AllegroKukaRegrasping"]
@@ -371,6 +372,11 @@ def test_with_a_gpu_the_papers_row_stands(script, monkeypatch, capsys):
     with pytest.raises(SystemExit):
         parse(script, "--env-id AllegroKukaRegrasping --engine mujoco --bf16")
     assert capsys.readouterr().err.startswith("--bf16 True: ")
+    monkeypatch.setattr("harness.distributed.LOCAL_RANK", 1)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    with pytest.raises(SystemExit):
+        parse(script, "--env-id AllegroKukaRegrasping --engine mujoco")
+    assert capsys.readouterr().err == "--nproc-per-node 2: must be at most 1, one per GPU\n"
 
 
 @dataclass
