@@ -62,7 +62,8 @@ def load(path):
     saved = harness.load_checkpoint(harness.policy_file(path), "run")
     name = os.path.basename(saved["script"])  # a file in these folders, whatever the checkpoint says
     saved["script"] = name
-    paths = [os.path.join(folder, f"{name}.py") for folder in (os.getcwd(), os.path.dirname(os.path.abspath(__file__)))]
+    here = os.path.dirname(os.path.abspath(__file__))
+    paths = [os.path.join(folder, f"{name}.py") for folder in (os.getcwd(), here)]
     file = next(filter(os.path.isfile, paths), None)
     if not file:
         harness.refuse("run", path, f"was written by {name}.py, which must be in the working directory")

@@ -138,7 +138,8 @@ class GraspSearch:
         self.grasp()
         for _ in range(PUT_DOWNS):
             self.put_down()
-        shares = ", ".join(f"{share:.0%}" for share in (self.held_states.count > 0).float().mean(0).tolist())
+        found = (self.held_states.count > 0).float().mean(0).tolist()  # share of the environments, per kind
+        shares = ", ".join(f"{name} {share:.0%}" for name, share in zip(self.held_states.names, found))
         say(f"held starts: environments with states of each kind: {shares}")
 
     # ---------------------------------------------------------------- closing hands in the air

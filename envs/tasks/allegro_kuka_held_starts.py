@@ -54,8 +54,8 @@ class Start(NamedTuple):
     lifted: bool = False  # whether the object counts as lifted, without the bonus
     way_left: Tuple[float, float] = (1.0, 1.0)  # range from which the remaining share of the way to the goal is drawn
     # range of a measure of the goal, which `adjust_goal` gives it; None: as drawn. In Reorientation, how far the turn
-    # to it carries the keypoints, in success distances; in Throw, the bucket's distance from the arm's shoulder, m; with
-    # two arms, the distance along x from the middle of the table, m, on the side of the arm that holds the object
+    # to it carries the keypoints, in success distances; in Throw, the bucket's distance from the arm's shoulder, m;
+    # with two arms, the distance from the middle of the table along x, m, on the side of the arm that holds the object
     measure: Optional[Tuple[float, float]] = None
     back_to: float = 1.0  # where the robot is put on the way from a start pose, 0, to where it was, 1
     after: str = ""  # the kind that is learned before it, if not the one above it in the table
@@ -113,9 +113,10 @@ REORIENTATION_STARTS = (
     Start("next_150", first=False, measure=(1.25, 1.5)),
     Start("next", first=False),
 )
-# Of two arms. Where goals are drawn, half of them lie on the other arm's side, out of reach of the one that holds the
-# object. As long as no object is handed over, half of a kind's goals would fail whatever the policy does, and the
-# curriculum would not get past it. From held starts, the goals are therefore on the holding arm's side, as far out
+# Of two arms. Half of the goals are drawn on the side of the arm that does not hold the object, out of the other's
+# reach. As long as no object is handed over, half of a kind's goals would fail, and the curriculum would stay with that
+# kind. From held starts, goals are therefore on the holding arm's side, at the distances from the middle of the
+# original task
 TWO_ARMS_STARTS = tuple(start._replace(measure=(0.55, 0.95)) if start.held else start for start in STARTS)
 
 
@@ -299,10 +300,10 @@ class HeldStarts:
         return self.training & (self.episode_step >= PATIENCE)
 
     def metrics(self):
-        shares = self.start_curriculum.solved_share.clone()
-        metrics = super().metrics()
-        metrics.update({f"solved_from_{start.name}": share for start, share in zip(self.starts, shares)})
-        for start, share in zip(self.starts, self.start_curriculum.moved_share.clone()):
+        metrics = dict(super().metrics())
+        for start, share in zip(self.starts, self.start_curriculum.solved_share):
+            metrics[f"solved_from_{start.name}"] = share
+        for start, share in zip(self.starts, self.start_curriculum.moved_share):
             if start.way_left[0] < 1.0:  # its goals are brought nearer
                 metrics[f"moved_from_{start.name}"] = share
         return metrics
