@@ -88,9 +88,8 @@ def of_each(x):
 
 def share(tensors):
     """Overwrite each of these tensors with rank 0's, in place, so that a module keeps its parameters and buffers."""
-    values = from_rank_0([tensor.detach().cpu() for tensor in tensors]) if tensors else []
-    for tensor, value in zip(tensors, values):
-        tensor.copy_(value)
+    for tensor in tensors:
+        tensor.copy_(broadcast(tensor.detach()))
 
 
 def average_gradients(module):
