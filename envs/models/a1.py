@@ -11,7 +11,7 @@ from typing import NamedTuple, Tuple
 import mujoco
 import numpy as np
 
-from envs.models.parts import add_position_drive, make_walking_spec
+from envs.models.parts import CONTACT_NET_FORCE, add_position_drive, make_walking_spec
 from envs.models.visuals import BLACK, GREY, HIDDEN, ORANGE, SILVER, WHITE, add_camera, add_surroundings, draw
 
 LEGS = ("FR", "FL", "RR", "RL")
@@ -34,7 +34,6 @@ SUBSTEPS = 4
 TIMESTEP = CONTROL_PERIOD / SUBSTEPS
 TOUCHES_ALL = 1  # contype of what collides with all shapes of the robot
 TOUCHES_FEET = 2  # with its feet only
-CONTACT_NET_FORCE = (2, 3, 1)  # of MuJoCo's contact sensor: force only, summed over all contacts, one slot
 
 # Slices of the model's sensors. Contact forces, N, are those of the robot on the ground, in world axes.
 TORQUES = slice(0, 12)  # of the drives, N m

@@ -8,7 +8,7 @@ hip abduction HAA, hip flexion HFE and knee flexion KFE.
 import mujoco
 import numpy as np
 
-from envs.models.parts import add_position_drive, make_walking_spec
+from envs.models.parts import CONTACT_NET_FORCE, add_position_drive, add_shape, make_walking_spec
 from envs.models.visuals import BLACK, GREY, HIDDEN, RED, SILVER, add_camera, add_surroundings, draw
 
 LEGS = ("LF", "LH", "RF", "RH")
@@ -25,7 +25,6 @@ EFFORT = 80.0  # N m
 CONTROL_PERIOD = 0.02  # s, one control step
 SUBSTEPS = 4  # with three, flailing legs penetrate the ground 1.5 times as deep
 TIMESTEP = CONTROL_PERIOD / SUBSTEPS
-CONTACT_NET_FORCE = (2, 3, 1)  # of MuJoCo's contact sensor: force only, summed over all contacts, one slot
 COS = 0.25881905  # of 75 degrees
 SIN = 0.96592583
 
@@ -128,15 +127,10 @@ def _add_body(parent, name, pos, quat, mass, com, inertia, shapes):
     body.explicitinertial = True
     # collides with the ground only; the original has no self-collision either
     look = dict(rgba=(*DARK, 1), contype=0, conaffinity=1)
-    for kind, point, *size in shapes:
-        if kind == "capsule":
-            end, radius = size
-            body.add_geom(type=mujoco.mjtGeom.mjGEOM_CAPSULE, fromto=point + end, size=(radius, 0, 0), **look)
-        elif kind == "box":
-            body.add_geom(type=mujoco.mjtGeom.mjGEOM_BOX, pos=point, size=size[0], **look)
-        else:
-            foot = name.replace("SHANK", "FOOT")
-            body.add_geom(name=foot, type=mujoco.mjtGeom.mjGEOM_SPHERE, pos=point, size=(size[0], 0, 0), **look)
+    for kind, *numbers in shapes:
+        geom = add_shape(body, kind, *numbers, **look)
+        if kind == "sphere":
+            geom.name = name.replace("SHANK", "FOOT")
     return body
 
 

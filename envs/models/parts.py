@@ -2,6 +2,15 @@
 
 import mujoco
 
+SHAPES = {
+    "sphere": mujoco.mjtGeom.mjGEOM_SPHERE,
+    "capsule": mujoco.mjtGeom.mjGEOM_CAPSULE,
+    "cylinder": mujoco.mjtGeom.mjGEOM_CYLINDER,
+    "ellipsoid": mujoco.mjtGeom.mjGEOM_ELLIPSOID,
+    "box": mujoco.mjtGeom.mjGEOM_BOX,
+}
+CONTACT_NET_FORCE = (2, 3, 1)  # of MuJoCo's contact sensor: force only, summed over all contacts, one slot
+
 
 def make_walking_spec(timestep):
     """An empty mujoco.MjSpec with the solver and the contacts of robots that walk. timestep: of a substep, s.
@@ -25,21 +34,38 @@ def make_walking_spec(timestep):
     return spec
 
 
+def add_shape(body, kind, *numbers, **options):
+    """Add a geom to a body (mujoco.MjsBody) and return it. Numbers are in the body's axes, lengths in m.
+
+    A sphere is (centre, radius), a capsule or cylinder (end, end, radius), an ellipsoid or box (centre, half edges) or
+    (centre, half edges, quaternion). options: other attributes of the geom.
+    """
+    geom = body.add_geom(type=SHAPES[kind], **options)
+    if kind in ("capsule", "cylinder"):
+        start, end, radius = numbers
+        geom.fromto = (*start, *end)
+        geom.size = (radius, 0, 0)
+    elif kind == "sphere":
+        geom.pos, radius = numbers
+        geom.size = (radius, 0, 0)
+    else:
+        geom.pos, geom.size, *quaternion = numbers
+        if quaternion:
+            (geom.quat,) = quaternion
+    return geom
+
+
 def add_body(parent, name, pos, quat, mass, com, inertia, shapes, colour=(0.85, 0.5, 0.2, 1)):
     """Add a body to its parent (mujoco.MjsBody) and return it. Gravity does not act on it, and its boxes are grey.
 
     pos (3,) m and quat (4,) wxyz: frame in the parent; mass (kg); com (3,) m: centre of mass; inertia (6,) kg m^2 about
     it: xx, yy, zz, xy, xz, yz in body axes.
-    A shape is ("capsule" or "cylinder", end, end, radius) or ("box", centre, half edges, quat).
+    A shape is (kind, *numbers), see `add_shape`.
     """
     body = parent.add_body(name=name, pos=pos, quat=quat, mass=mass, ipos=com, fullinertia=inertia, gravcomp=1)
     body.explicitinertial = True
-    for kind, first, second, third in shapes:
-        if kind == "box":
-            body.add_geom(type=mujoco.mjtGeom.mjGEOM_BOX, pos=first, size=second, quat=third, rgba=(0.3, 0.3, 0.33, 1))
-        else:
-            shape = mujoco.mjtGeom.mjGEOM_CAPSULE if kind == "capsule" else mujoco.mjtGeom.mjGEOM_CYLINDER
-            body.add_geom(type=shape, fromto=first + second, size=(third, 0, 0), rgba=colour)
+    for kind, *numbers in shapes:
+        add_shape(body, kind, *numbers, rgba=(0.3, 0.3, 0.33, 1) if kind == "box" else colour)
     return body
 
 

@@ -5,10 +5,9 @@ and WRJ0, then first finger, middle finger, ring finger, little finger and thumb
 tip, that is, with decreasing numbers. At zero, the fingers point along z of the palm body. They bend towards its -y.
 """
 
-import mujoco
 import numpy as np
 
-from envs.models.parts import add_position_drive
+from envs.models.parts import add_position_drive, add_shape
 from envs.models.visuals import BLACK, GREY, HIDDEN, SILVER, WHITE, draw
 
 BASE_POS = (0, 0, 0.5)
@@ -136,17 +135,10 @@ def _add_body(parent, name, pos, mass, com, inertia, shapes):
     # gravcomp, because in the task no gravity acts on the hand
     body = parent.add_body(name=name, pos=pos, mass=mass, ipos=com, inertia=[inertia] * 3, gravcomp=1)
     body.explicitinertial = True
-    for i, (kind, first, second, *radius) in enumerate(shapes):
-        # conaffinity 0, so that parts of the hand collide only as listed in TOUCHING_PAIRS
-        geom = body.add_geom(name=name if i == 0 else "", contype=1, conaffinity=0, rgba=(0.3, 0.3, 0.33, 1))
-        if kind == "box":
-            geom.type = mujoco.mjtGeom.mjGEOM_BOX
-            geom.pos = first
-            geom.size = second
-        else:
-            geom.type = mujoco.mjtGeom.mjGEOM_CAPSULE
-            geom.fromto = first + second
-            geom.size = (*radius, 0, 0)
+    # conaffinity 0, so that parts of the hand collide only as listed in TOUCHING_PAIRS
+    look = dict(contype=1, conaffinity=0, rgba=(0.3, 0.3, 0.33, 1))
+    for i, (kind, *numbers) in enumerate(shapes):
+        add_shape(body, kind, *numbers, name=name if i == 0 else "", **look)
     return body
 
 

@@ -5,6 +5,8 @@ import itertools
 import mujoco
 import numpy as np
 
+from envs.models.parts import add_shape
+
 HORIZON = (0.88, 0.91, 0.94)
 # of the faces at +x, -x, +y, -y, +z, -z of an object whose orientation matters
 FACE_COLOURS = (
@@ -23,24 +25,15 @@ ORANGE = (0.95, 0.45, 0.10)
 RED = (0.78, 0.13, 0.14)
 WOOD = (0.86, 0.74, 0.58)
 GOAL = (0.15, 0.75, 0.35)
-SHAPES = {
-    "sphere": mujoco.mjtGeom.mjGEOM_SPHERE,
-    "capsule": mujoco.mjtGeom.mjGEOM_CAPSULE,
-    "cylinder": mujoco.mjtGeom.mjGEOM_CYLINDER,
-    "ellipsoid": mujoco.mjtGeom.mjGEOM_ELLIPSOID,
-    "box": mujoco.mjtGeom.mjGEOM_BOX,
-}
 HIDDEN = 3  # a geom group that is not drawn, for solid shapes in whose place better looking ones are drawn
 
 
 def draw(body, shape, *numbers, colour, alpha=1.0):
-    """Add a shape that is only drawn to a body. Numbers are in the body's axes, lengths in m.
-
-    A sphere is (centre, radius), a capsule or cylinder (end, end, radius), an ellipsoid or box (centre, half edges) or
-    (centre, half edges, quaternion).
-    """
-    geom = body.add_geom(
-        type=SHAPES[shape],
+    """Add a shape that is only drawn to a body and return the geom. shape, numbers: see `add_shape`."""
+    return add_shape(
+        body,
+        shape,
+        *numbers,
         rgba=(*colour, alpha),
         contype=0,
         conaffinity=0,
@@ -48,16 +41,6 @@ def draw(body, shape, *numbers, colour, alpha=1.0):
         group=1,
         castshadow=alpha == 1.0,
     )
-    if shape in ("capsule", "cylinder"):
-        first, second, radius = numbers
-        geom.fromto = (*first, *second)
-        geom.size = (radius, 0, 0)
-    else:
-        geom.pos = numbers[0]
-        geom.size = (numbers[1], 0, 0) if shape == "sphere" else numbers[1]
-        if len(numbers) == 3:
-            geom.quat = numbers[2]
-    return geom
 
 
 def draw_faces(body, half_edges, frame=0.18, alpha=1.0):

@@ -6,6 +6,7 @@ density. Where shapes of one link overlap, their mass counts twice, as in the pu
 
 import mujoco
 
+from envs.models.parts import add_shape
 from envs.models.visuals import add_camera, add_surroundings
 
 CONTROL_PERIOD = 0.0166  # s, one control step
@@ -47,17 +48,10 @@ def add_root(spec, name, height, camera, target):
 
 def add_shapes(body, shapes, density, friction, self_collision, rgba):
     """Add geoms to a body. A shape is a capsule (end, end, radius) or a sphere (centre, radius)."""
-    for *points, radius in shapes:
-        geom = body.add_geom(
-            size=(radius, 0, 0), density=density, contype=int(self_collision), conaffinity=1, rgba=rgba
-        )
+    for numbers in shapes:
+        kind = "capsule" if len(numbers) == 3 else "sphere"
+        geom = add_shape(body, kind, *numbers, density=density, contype=int(self_collision), conaffinity=1, rgba=rgba)
         geom.friction[0] = friction
-        if len(points) == 2:
-            geom.type = mujoco.mjtGeom.mjGEOM_CAPSULE
-            geom.fromto = points[0] + points[1]
-        else:
-            geom.type = mujoco.mjtGeom.mjGEOM_SPHERE
-            geom.pos = points[0]
 
 
 def add_hinge(spec, body, name, axis, limits, gear, **constants):
