@@ -40,7 +40,8 @@ class Clearance:
         order = sorted(bodies, key=lambda body: (depth[body], body))
         joint = {body: i for i, body in enumerate(moved)}
         self.joint_index = torch.tensor([joint.get(body, num_joints) for body in order], device=device)  # J: none
-        # A body's frame in its parent's is fixed + sin(angle) turned + (1 - cos(angle)) twice, Rodrigues' formula
+        # A body's frame in its parent's is fixed + sin(angle) turned + (1 - cos(angle)) twice, Rodrigues' formula; each
+        # (B, 4, 4)
         axes = np.array([model.jnt_axis[joint.get(body, 0)] for body in order])
         fixed = frames(model.body_pos[order], model.body_quat[order])
         cross = cross_products(axes)
@@ -61,12 +62,12 @@ class Clearance:
         capsule = model.geom_type[geoms] == mujoco.mjtGeom.mjGEOM_CAPSULE
         cylinder = model.geom_type[geoms] == mujoco.mjtGeom.mjGEOM_CYLINDER
         half = model.geom_size[geoms].copy()
-        self.radius = tensor(half[:, 0] * capsule)
+        self.radius = tensor(half[:, 0] * capsule)  # (S,) m
         half[cylinder] = half[cylinder][:, [0, 0, 1]]
         half[capsule] = half[capsule][:, [1, 1, 1]] * (0.0, 0.0, 1.0)
-        self.half = tensor(half)
-        self.geom_body = torch.tensor([order.index(int(model.geom_bodyid[i])) for i in geoms], device=device)
-        self.geom_frames = tensor(frames(model.geom_pos[geoms], model.geom_quat[geoms]))
+        self.half = tensor(half)  # (S, 3) m, half edges
+        self.geom_body = torch.tensor([order.index(int(model.geom_bodyid[i])) for i in geoms], device=device)  # (S,)
+        self.geom_frames = tensor(frames(model.geom_pos[geoms], model.geom_quat[geoms]))  # (S, 4, 4), in the body's
 
     def shapes(self, joint_pos):
         """The shapes' centres (R, S, 3) m, and their axes as columns (R, S, 3, 3). joint_pos (R, J) rad."""

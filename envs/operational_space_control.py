@@ -10,7 +10,8 @@ import torch
 
 from envs.rotations import rotation_matrix, wrap_angle
 
-SINGULAR = 1e-4  # 1/kg and 1/(kg m^2): keeps the effective mass finite in singular poses; elsewhere an effect below 1 %
+# 1/kg and 1/(kg m^2). It keeps the effective mass finite in singular poses and has an effect below 1 % elsewhere
+REGULARISATION = 1e-4
 
 
 def cross(a, b):
@@ -28,37 +29,51 @@ class OperationalSpaceController:
 
     mass (L,), com (L, 3) and inertia (L, 3, 3) about it in link axes; armature of every joint, kg m^2; hand_offset
     (m): from the last arm link's origin along its joint axis to the controlled point; effort (J,) N m and speed (J,)
-    rad/s limit the joints, period (s) is how long a torque is held; rest (J,) rad is the pose that the joints keep as
-    far as the hand's motion allows. stiffness and rest_stiffness (1/s^2) are accelerations per m or rad of error; both
-    are critically damped.
+    rad/s limit the joints, period (s) is how long a torque is held; nullspace_pose (J,) rad is the pose that the joints
+    keep as far as the hand's motion allows. stiffness and nullspace_stiffness (1/s^2) are accelerations per m or rad of
+    error; both are critically damped.
     """
 
     def __init__(
-        self, mass, com, inertia, armature, hand_offset, effort, speed, period, rest, stiffness, rest_stiffness, device
+        self,
+        *,
+        mass,
+        com,
+        inertia,
+        armature,
+        hand_offset,
+        effort,
+        speed,
+        period,
+        nullspace_pose,
+        stiffness,
+        nullspace_stiffness,
+        device,
     ):
-        mass, com, inertia, effort, speed, rest = (
-            torch.as_tensor(x, dtype=torch.float32, device=device) for x in (mass, com, inertia, effort, speed, rest)
-        )
-        self.effort = effort
-        self.speed = speed
+        def tensor(values):
+            return torch.as_tensor(values, dtype=torch.float32, device=device)
+
+        mass = tensor(mass)
+        self.effort = tensor(effort)
+        self.speed = tensor(speed)
         self.period = period
-        self.rest = rest
-        self.num_joints = len(rest)
+        self.nullspace_pose = tensor(nullspace_pose)
+        self.num_joints = len(nullspace_pose)
         self.hand_offset = hand_offset
         self.stiffness = stiffness
         self.damping = 2.0 * math.sqrt(stiffness)
-        self.rest_stiffness = rest_stiffness
-        self.rest_damping = 2.0 * math.sqrt(rest_stiffness)
-        self.armature = armature * torch.eye(len(rest), device=device)
-        self.singular = SINGULAR * torch.eye(6, device=device)
+        self.nullspace_stiffness = nullspace_stiffness
+        self.nullspace_damping = 2.0 * math.sqrt(nullspace_stiffness)
+        self.armature = armature * torch.eye(self.num_joints, device=device)
+        self.regularisation = REGULARISATION * torch.eye(6, device=device)
         # components first, N last, as in `dynamics`
         self.mass = mass[:, None]
-        self.com = com.T[..., None]
-        self.inertia = inertia.permute(1, 2, 0)[..., None]
-        self.carries = torch.ones(len(rest), len(mass), device=device).triu()  # (J, L): joint j moves link l
+        self.com = tensor(com).T[..., None]
+        self.inertia = tensor(inertia).permute(1, 2, 0)[..., None]
+        self.carries = torch.ones(self.num_joints, len(mass), device=device).triu()  # (J, L): joint j moves link l
         self.carried_mass = self.carries @ self.mass
         self.eye = torch.eye(3, device=device)[..., None, None]
-        self.upper = torch.ones(len(rest), len(rest), dtype=torch.bool, device=device).triu()[..., None]
+        self.upper = torch.ones(self.num_joints, self.num_joints, dtype=torch.bool, device=device).triu()[..., None]
 
     def dynamics(self, link_pos, link_quat):
         """The hand's Jacobian (N, 6, J), linear above angular, and the mass matrix (N, J, J).
@@ -94,12 +109,12 @@ class OperationalSpaceController:
     def torque(self, displacement, velocity, joint_pos, joint_vel, link_pos, link_quat):
         """displacement (N, 6) m and rad, velocity (N, 6) of the hand, joints (N, J), links as above -> (N, J) N m."""
         jacobian, mass = self.dynamics(link_pos, link_quat)
-        error = wrap_angle(self.rest - joint_pos)
-        posture = (self.rest_stiffness * error - self.rest_damping * joint_vel)[..., None]
+        error = wrap_angle(self.nullspace_pose - joint_pos)
+        posture = (self.nullspace_stiffness * error - self.nullspace_damping * joint_vel)[..., None]
         # J M^-1 J^T f + J posture = desired: the posture must not accelerate the hand
         desired = (self.stiffness * displacement - self.damping * velocity)[..., None] - jacobian @ posture
         joint_response = torch.linalg.solve_ex(mass, jacobian.transpose(1, 2))[0]
-        force = torch.linalg.solve_ex(jacobian @ joint_response + self.singular, desired)[0]
+        force = torch.linalg.solve_ex(jacobian @ joint_response + self.regularisation, desired)[0]
         acceleration = (joint_response @ force + posture).squeeze(-1)
         top = self.speed / self.period
         joint_vel = joint_vel / self.period

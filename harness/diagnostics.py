@@ -42,7 +42,7 @@ def diagnose(iteration, agent, batch, args):
     if args.num_agents > 1:
         of_followers = log_ratios[:, (leader + 1) * num_columns // args.num_agents :]
         deviation, ess = importance_statistics(log_ratios, args.num_agents)
-        nearest = (kls + torch.diag(torch.full_like(kls[0], math.inf))).argmin(1)  # other agent, of each row
+        nearest = kls.clone().fill_diagonal_(math.inf).argmin(1)  # other agent, of each row
         values.update(
             {
                 "population/is_ratio_deviation": deviation[leader + 1 :].mean(),

@@ -88,9 +88,9 @@ class Motion(NamedTuple):
     velocity: Tensor  # (N, 2) m/s, horizontal velocity in world axes
     command: Tensor  # (N,) m/s
     yaw_error: Tensor  # (N,) between the heading and the goal
-    linear: Tensor  # (N, 3) m/s, velocity in base axes
-    angular: Tensor  # (N, 3) rad/s, in base axes
-    gravity: Tensor  # (N, 3), direction in base axes
+    base_lin_vel: Tensor  # (N, 3) m/s, velocity in base axes
+    base_ang_vel: Tensor  # (N, 3) rad/s, in base axes
+    projected_gravity: Tensor  # (N, 3), direction in base axes
     joint_error: Tensor  # (N, 12), distance from the default pose
     joint_acceleration: Tensor  # (N, 12) rad/s^2, mean over the step
     action_change: Tensor  # (N, 12), since the last step
@@ -103,14 +103,14 @@ class Motion(NamedTuple):
     level: Tensor  # (N,)
 
 
-class Pose(NamedTuple):
+class BaseState(NamedTuple):
     """How the base stands and moves."""
 
     roll: Tensor  # (N,)
     pitch: Tensor  # (N,)
     yaw: Tensor  # (N,)
-    gravity: Tensor  # (N, 3), direction in base axes
-    linear: Tensor  # (N, 3) m/s, velocity in base axes
+    projected_gravity: Tensor  # (N, 3), direction in base axes
+    lin_vel: Tensor  # (N, 3) m/s, velocity in base axes
 
 
 def reward_terms(m):
@@ -125,9 +125,9 @@ def reward_terms(m):
     return {
         "goal_velocity": torch.minimum(approach, m.command) / (m.command + 1e-5),
         "yaw": torch.exp(-m.yaw_error.abs()),
-        "vertical_velocity": m.linear[:, 2].square() * torch.where(m.flat, 1.0, 0.5),
-        "angular_velocity": m.angular[:, :2].square().sum(1),
-        "orientation": m.gravity[:, :2].square().sum(1) * m.flat,
+        "vertical_velocity": m.base_lin_vel[:, 2].square() * torch.where(m.flat, 1.0, 0.5),
+        "angular_velocity": m.base_ang_vel[:, :2].square().sum(1),
+        "orientation": m.projected_gravity[:, :2].square().sum(1) * m.flat,
         "joint_acceleration": m.joint_acceleration.square().sum(1),
         "collision": (m.body_force.norm(dim=2) > COLLISION_FORCE).sum(1),
         "action_rate": m.action_change.norm(dim=1) * ACTION_SCALE / ORIGINAL_ACTION_SCALE,
@@ -281,16 +281,16 @@ class A1Parkour(VectorEnv):
         self.contact = touching | self.touched
         self.touched = touching
 
-        pose = self.pose()
+        base = self.base_state()
         to_goals = self.to_goals()
-        motion = self.motion(pose, to_goals, last_joint_velocity, last_action, last_torque)
+        motion = self.motion(base, to_goals, last_joint_velocity, last_action, last_torque)
         values = reward_terms(motion)
         terms = self.reward_weights * torch.stack([values[name] for name in REWARD_WEIGHTS], 1)
         terms = terms.masked_fill(engine.broken[:, None], 0.0)
         reward = terms.sum(1).clamp(min=0.0)
 
         self.pass_goals(to_goals[:, 0])
-        fallen = (pose.roll.abs() > MAX_TILT) | (pose.pitch.abs() > MAX_TILT) | (engine.qpos[:, 2] < MIN_HEIGHT)
+        fallen = (base.roll.abs() > MAX_TILT) | (base.pitch.abs() > MAX_TILT) | (engine.qpos[:, 2] < MIN_HEIGHT)
         truncated = self.passed == terrain.NUM_GOALS
         if self.training:  # a robot that is stuck, with a hurdle between its legs, would stay so and earn nothing
             truncated = truncated | (self.stalled >= PATIENCE)
@@ -322,10 +322,10 @@ class A1Parkour(VectorEnv):
 
     # ---------------------------------------------------------------- measurements
 
-    def motion(self, pose, to_goals, last_joint_velocity, last_action, last_torque):
+    def motion(self, base, to_goals, last_joint_velocity, last_action, last_torque):
         """The Motion of the step that has just been simulated.
 
-        pose: the Pose after it; to_goals (N, 2, 2) m; the others (N, 12): from before it.
+        base: the BaseState after it; to_goals (N, 2, 2) m; the others (N, 12): from before it.
         """
         engine = self.engine
         foot_position = engine.sensors[:, a1.FOOT_POSITIONS].unflatten(1, (NUM_LEGS, 3))
@@ -333,10 +333,10 @@ class A1Parkour(VectorEnv):
             to_goal=to_goals[:, 0],
             velocity=engine.qvel[:, :2],
             command=self.command,
-            yaw_error=yaw_errors(to_goals, pose.yaw)[:, 0],
-            linear=pose.linear,
-            angular=engine.qvel[:, 3:6],
-            gravity=pose.gravity,
+            yaw_error=yaw_errors(to_goals, base.yaw)[:, 0],
+            base_lin_vel=base.lin_vel,
+            base_ang_vel=engine.qvel[:, 3:6],
+            projected_gravity=base.projected_gravity,
             joint_error=engine.qpos[:, 7:] - self.joint_default,
             joint_acceleration=(engine.qvel[:, 6:] - last_joint_velocity) / a1.CONTROL_PERIOD,
             action_change=self.action - last_action,
@@ -353,18 +353,18 @@ class A1Parkour(VectorEnv):
         """Contact forces (N, 4, 3) N on the feet."""
         return self.engine.sensors[:, a1.FOOT_FORCES].unflatten(1, (NUM_LEGS, 3))
 
-    def pose(self):
-        """The Pose of the base."""
+    def base_state(self):
+        """The BaseState now."""
         axes = self.world_axes.expand(self.num_envs, 3, 3)
         vectors = torch.cat([axes, self.engine.qvel[:, None, :3]], 1)
         # in base axes; those of the world's axes are the rows of the base's rotation matrix
-        x, y, z, linear = rotate(conjugate(self.engine.qpos[:, None, 3:7]), vectors).unbind(1)
-        return Pose(
+        x, y, z, velocity = rotate(conjugate(self.engine.qpos[:, None, 3:7]), vectors).unbind(1)
+        return BaseState(
             roll=torch.atan2(z[:, 1], z[:, 2]),
             pitch=(-z[:, 0]).clamp(-1.0, 1.0).asin(),
             yaw=torch.atan2(y[:, 0], x[:, 0]),
-            gravity=-z,
-            linear=linear,
+            projected_gravity=-z,
+            lin_vel=velocity,
         )
 
     def to_goals(self):
@@ -398,18 +398,18 @@ class A1Parkour(VectorEnv):
         contacts of the feet (4), scan (132), linear velocity (3), parameters of the robot (29).
         """
         engine = self.engine
-        pose = self.pose()
+        base = self.base_state()
         obs = [
             0.25 * engine.qvel[:, 3:6],
-            torch.stack([pose.roll, pose.pitch], 1),
-            yaw_errors(self.to_goals(), pose.yaw),
+            torch.stack([base.roll, base.pitch], 1),
+            yaw_errors(self.to_goals(), base.yaw),
             torch.stack([self.command, ~self.flat, self.flat], 1),
             engine.qpos[:, 7:] - self.joint_default,
             0.05 * engine.qvel[:, 6:],
             self.action,
             self.contact.float() - 0.5,
-            self.scan(pose.yaw),
-            2.0 * pose.linear,
+            self.scan(base.yaw),
+            2.0 * base.lin_vel,
             self.robot,
         ]
         return torch.cat(obs, 1).clamp(-OBS_LIMIT, OBS_LIMIT)

@@ -75,12 +75,16 @@ LEAVING = (
 
 
 class HeldStates:
-    """Up to S states of each of the kinds `names` for every environment; some objects cannot be held."""
+    """Up to S = CAPACITY states of each of the K kinds `names` for every environment; some objects cannot be held.
+
+    qpos (N, K, S, nq): joint coordinates of the robot and the object; target (N, K, S, J) rad: of the drives;
+    count (N, K): how many of the S states have been found.
+    """
 
     def __init__(self, names, num_envs, num_qpos, num_joints, device):
         self.names = list(names)
         self.qpos = torch.zeros(num_envs, len(names), CAPACITY, num_qpos, device=device)
-        self.target = torch.zeros(num_envs, len(names), CAPACITY, num_joints, device=device)  # rad
+        self.target = torch.zeros(num_envs, len(names), CAPACITY, num_joints, device=device)
         self.count = torch.zeros(num_envs, len(names), dtype=torch.long, device=device)
         self.searched = False  # a search may find nothing, and is not repeated when a run is resumed
 

@@ -23,7 +23,7 @@ MAX_CONTACTS = 24
 MAX_CONSTRAINTS = 192
 ACTION_SCALE = (0.1, 0.1, 0.1, 0.5, 0.5, 0.5)  # m and rad, the displacement that an action of 1 asks for
 STIFFNESS = 150.0  # 1/s^2, of the hand
-REST_STIFFNESS = 10.0  # 1/s^2, of the arm's pose
+NULLSPACE_STIFFNESS = 10.0  # 1/s^2, of the arm's pose
 
 RESET_NOISE = 0.25  # rad
 START_RANGE = 0.25  # m from the middle of the table
@@ -125,18 +125,18 @@ class FrankaCubeBase(VectorEnv):
         )
 
         self.controller = OperationalSpaceController(
-            franka.LINK_MASS,
-            franka.LINK_COM,
-            franka.LINK_INERTIA,
-            franka.ARM_ARMATURE,
-            franka.HAND_OFFSET,
-            franka.ARM_EFFORT,
-            franka.ARM_SPEED,
-            franka.CONTROL_PERIOD,
-            franka.DEFAULT_POSE[:NUM_ARM],
-            STIFFNESS,
-            REST_STIFFNESS,
-            self.device,
+            mass=franka.LINK_MASS,
+            com=franka.LINK_COM,
+            inertia=franka.LINK_INERTIA,
+            armature=franka.ARM_ARMATURE,
+            hand_offset=franka.HAND_OFFSET,
+            effort=franka.ARM_EFFORT,
+            speed=franka.ARM_SPEED,
+            period=franka.CONTROL_PERIOD,
+            nullspace_pose=franka.DEFAULT_POSE[:NUM_ARM],
+            stiffness=STIFFNESS,
+            nullspace_stiffness=NULLSPACE_STIFFNESS,
+            device=self.device,
         )
         self.joint_default = self.constant(franka.DEFAULT_POSE)
         self.joint_lower = self.constant(franka.JOINT_LOWER)
