@@ -82,6 +82,7 @@ def next_push(force, probability, uniform, noise):
 
 
 def reward_terms(
+    *,
     height,
     fingertip_distance,
     keypoint_distance,
@@ -284,16 +285,16 @@ class AllegroKukaBase(VectorEnv):
         fingertip_distance = self.fingertip_distance()
         keypoint_distance = self.keypoint_distance()
         terms, near, self.lifted, self.closest_fingertip, self.closest_keypoint = reward_terms(
-            self.engine.body_pos[:, OBJECT, 2],
-            fingertip_distance,
-            keypoint_distance,
-            self.engine.qvel[:, : self.num_joints] if SPEED_TERMS[0] in self.reward_names else None,
-            self.lifted,
-            self.closest_fingertip,
-            self.closest_keypoint,
-            self.tolerance,
-            self.success_steps,
-            self.fingertips_once_lifted,
+            height=self.engine.body_pos[:, OBJECT, 2],
+            fingertip_distance=fingertip_distance,
+            keypoint_distance=keypoint_distance,
+            joint_velocity=self.engine.qvel[:, : self.num_joints] if SPEED_TERMS[0] in self.reward_names else None,
+            lifted=self.lifted,
+            closest_fingertip=self.closest_fingertip,
+            closest_keypoint=self.closest_keypoint,
+            tolerance=self.tolerance,
+            success_steps=self.success_steps,
+            fingertips_once_lifted=self.fingertips_once_lifted,
         )
         broken = self.engine.broken  # the engine has reset these worlds, whose episode ends without a reward
         terms = torch.stack([terms[name] for name in self.reward_names], 1).masked_fill(broken[:, None], 0.0)
