@@ -120,7 +120,7 @@ EPO = merge(SAPG, {
     **dict.fromkeys(["Ant", *ENVPOOL], dict(ga_threshold=0.5)),
 })  # fmt: skip
 # No paper trains without a GPU, so these rows are ours: small networks, small minibatches, and enough steps for one to
-# six hours of one core
+# seven hours of one core
 SMALL = dict(num_envs=1_024, num_steps=16, num_minibatches=16, lstm=False, hidden_sizes=(256, 128, 64))
 CPU = {
     # With 2,560 environments, each of 64 agents has one on each of the 40 columns. With 640, and minibatches of 1,536
@@ -129,7 +129,7 @@ CPU = {
         SMALL, num_envs=2_560, num_steps=24, num_minibatches=10, update_epochs=6, kl_threshold=0.03, clip_coef=0.2,
         bounds_coef=1e-4, total_timesteps=100_000_000,
     ),
-    "AllegroHand": dict(SMALL, total_timesteps=80_000_000),
+    "AllegroHand": dict(SMALL, num_envs=4_096, num_minibatches=8, total_timesteps=150_000_000),
     **dict.fromkeys(ONE_ARM, dict(SMALL, update_epochs=5, total_timesteps=60_000_000)),
     **dict.fromkeys(TWO_ARMS, dict(SMALL, update_epochs=5, total_timesteps=50_000_000)),
     **dict.fromkeys(RELATIVE_TARGETS, dict(SMALL, num_envs=2_048, update_epochs=4, total_timesteps=60_000_000)),
