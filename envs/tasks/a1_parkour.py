@@ -460,12 +460,11 @@ class A1Parkour(VectorEnv):
 
     def metrics(self):
         level = self.level.float()
-        of_kinds = self.of_kind @ level / self.of_kind.sum(1)  # NaN of a kind that no world here has
-        return {
-            **self.step_metrics,
-            "terrain_level": level.mean(),
-            **{f"level_{kind}": mean for kind, mean in zip(terrain.KINDS, of_kinds)},
-        }
+        metrics = {**self.step_metrics, "terrain_level": level.mean()}
+        if self.num_envs >= len(terrain.KINDS):  # fewer worlds have not all kinds, and each process would have others
+            of_kinds = self.of_kind @ level / self.of_kind.sum(1)
+            metrics.update({f"level_{kind}": mean for kind, mean in zip(terrain.KINDS, of_kinds)})
+        return metrics
 
     def render(self, index):
         points = self.goals[self.column, self.level, self.passed]  # (N, 2, 2)

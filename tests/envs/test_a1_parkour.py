@@ -318,30 +318,30 @@ def test_whoever_passes_the_last_level_goes_to_any():
 
 
 def test_the_level_changes_in_training_after_whole_episodes(still):
-    env = envs.make("A1Parkour", 4, training=True)
+    env = envs.make("A1Parkour", 5, training=True)
     env.reset()
-    assert env.level.tolist() == [0] * 4
-    assert env.shortened.tolist() == [False, True, True, True]
-    env.shortened.copy_(torch.tensor([False, False, True, False]))
+    assert env.level.tolist() == [0] * 5
+    assert env.shortened.tolist() == [False, True, True, True, True]
+    env.shortened.copy_(torch.tensor([False, False, True, False, False]))
     env.episode_step.fill_(998)
-    env.level.copy_(torch.tensor([2, 2, 2, 2]))
+    env.level.copy_(torch.tensor([2, 2, 2, 2, 2]))
     env.command.fill_(0.5)
-    put(env, 36.0 + 1.0 + np.array([7.0, 2.0, 9.0, 5.0]), [6.0, 0.0, 0.0, 0.0])  # one is 9.2 m away
+    put(env, 36.0 + 1.0 + np.array([7.0, 2.0, 9.0, 5.0, 2.0]), [6.0, 0.0, 0.0, 0.0, 0.0])  # one is 9.2 m away
     stand_still(env)
-    assert env.level.tolist() == [2] * 4
+    assert env.level.tolist() == [2] * 5
     _, _, _, truncated, info = stand_still(env)
     assert truncated.all()
-    assert env.level.tolist() == [3, 1, 2, 2]
-    assert env.engine.qpos[:, 0].tolist() == [55.0, 19.0, 37.0, 37.0]
-    assert info["metrics"]["terrain_level"].item() == 2.0
-    levels = [info["metrics"][f"level_{kind}"].item() for kind in ("stones", "hurdle", "flat", "step")]
-    assert levels == [3.0, 1.0, 2.0, 2.0]
-    assert info["metrics"]["level_gap"].isnan()  # no world has gaps
-    assert info["episode"]["objective"].tolist() == [16.0] * 4  # all goals of the two levels below
+    assert env.level.tolist() == [3, 1, 2, 2, 1]
+    assert env.engine.qpos[:, 0].tolist() == [55.0, 19.0, 37.0, 37.0, 19.0]
+    assert info["metrics"]["terrain_level"].item() == pytest.approx(1.8)
+    levels = [info["metrics"][f"level_{kind}"].item() for kind in ("stones", "hurdle", "flat", "step", "gap")]
+    assert levels == [3.0, 1.0, 2.0, 2.0, 1.0]
+    assert info["episode"]["objective"].tolist() == [16.0] * 5  # all goals of the two levels below
     env.passed[3] = 8
     _, _, _, truncated, _ = stand_still(env)
-    assert truncated.tolist() == [False, False, False, True]
-    assert env.level.tolist() == [3, 1, 2, 3]
+    assert truncated.tolist() == [False, False, False, True, False]
+    assert env.level.tolist() == [3, 1, 2, 3, 1]
+    assert "level_stones" not in envs.make("A1Parkour", 4).metrics()  # which would lack gaps
 
 
 def test_an_evaluation_plays_every_kind_on_every_level(still):
