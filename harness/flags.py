@@ -100,7 +100,7 @@ def resolve(Args, argv, presets):
     defaults = {name: presets.here[name] for name in flag_names(Args) if name in presets.here}
     args = tyro.cli(Args, args=argv, default=Args(**defaults))
     if has_gpu(args) and distributed.LOCAL_RANK >= torch.cuda.device_count():
-        num_processes = os.environ["LOCAL_WORLD_SIZE"]
+        num_processes = os.environ.get("LOCAL_WORLD_SIZE", distributed.WORLD_SIZE)
         refuse("--nproc-per-node", num_processes, f"must be at most {torch.cuda.device_count()}, one per GPU")
     args.device = f"cuda:{distributed.LOCAL_RANK}" if has_gpu(args) else "cpu"
     if args.device != "cpu":

@@ -113,10 +113,9 @@ REORIENTATION_STARTS = (
     Start("next_150", first=False, measure=(1.25, 1.5)),
     Start("next", first=False),
 )
-# Of two arms. Half of the goals are drawn on the side of the arm that does not hold the object, out of the other's
-# reach. As long as no object is handed over, half of a kind's goals would fail, and the curriculum would stay with that
-# kind. From held starts, goals are therefore on the holding arm's side, at the distances from the middle of the
-# original task
+# Of two arms. Half of the goals are drawn on the side of the arm that does not hold the object, out of reach of the one
+# that does. As long as no object is handed over, these goals fail, and the curriculum would stay with that kind. From
+# held starts, goals are therefore on the holding arm's side, as far from the table's middle as in the original task
 TWO_ARMS_STARTS = tuple(start._replace(measure=(0.55, 0.95)) if start.held else start for start in STARTS)
 
 
@@ -279,7 +278,7 @@ class HeldStarts:
         self.engine.set_mocap(mask, self.goal[:, None])
 
     def adjust_goal(self, mask, measure):
-        """Give the goals of mask (N,) bool the measure (N,) that Start.measure means; not in Regrasping."""
+        """Give the goals of mask (N,) bool the measure (N,) that Start.measure means, if any kind of start has one."""
 
     def turn_distance(self):
         """How far the turn to the goal alone carries the farthest keypoint (N,) m."""
