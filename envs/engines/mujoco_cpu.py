@@ -115,8 +115,8 @@ class MujocoCpu:
         xfrc (N, B, 6), optional: force (N), then torque (N m), world axes, at the centre of mass of each listed body.
         A world breaks when its state becomes nan or huge, or when MuJoCo runs out of memory for its contacts. It is
         then put back into its model's initial state, `broken` is set until the next step, and `VectorEnv.step` ends its
-        episode. MuJoCo writes the reason to MUJOCO_LOG.TXT. Raises ValueError for a control that is not finite, or of another
-        shape, which numpy would broadcast.
+        episode. MuJoCo writes the reason to MUJOCO_LOG.TXT. Raises ValueError for a control that is not finite, or of
+        another shape, which numpy would broadcast.
         """
         if ctrl.shape != (self.num_envs, self.nu):
             raise ValueError(f"a control has shape {tuple(ctrl.shape)}, must be {(self.num_envs, self.nu)}")
