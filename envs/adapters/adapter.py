@@ -56,6 +56,17 @@ def check_observations(space):
         )
 
 
+def check_only_simulation(simulator, simulations, key):
+    """Raises UnsupportedError (one line) if this process has a simulation other than that of `key`.
+
+    simulations: (task, number of environments, device) -> the simulation; at most one.
+    """
+    if simulations and key not in simulations:
+        task, num_envs, _ = next(iter(simulations))
+        there = f"{num_envs:,} environments of {task}"
+        raise UnsupportedError(f"{simulator} holds one simulation per process, and there is one: {there}")
+
+
 def flatten(obs, num_envs):
     """Observations (N, D) float32, numpy. Of a dict the entry of POLICY_OBSERVATIONS, else all entries in order."""
     if not isinstance(obs, dict):

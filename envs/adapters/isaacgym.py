@@ -12,8 +12,7 @@ import numpy as np
 import torch
 
 from envs import import_isaacgym_first
-from envs.adapters.adapter import Adapter
-from envs.base import UnsupportedError
+from envs.adapters.adapter import Adapter, check_only_simulation
 
 # env id -> overrides of IsaacGymEnvs' configuration. Regrasping has episodes of 400 steps as in SAPG's fork.
 CONFIGURATIONS = {
@@ -35,7 +34,7 @@ CONFIGURATIONS = {
 DEXTEROUS = ("AllegroHand", "AllegroKuka", "ShadowHand")
 FITNESS_FLOOR = {"Ant": 10.0, "Anymal": 4.0, "Humanoid": 10.0}
 
-simulation = {}  # at most one: (env id, num_envs, device) -> the task
+SIMULATION = {}  # at most one: (env id, num_envs, device) -> the task
 
 
 def find_problem(env_id):
@@ -164,13 +163,10 @@ def find_simulation(env_id, num_envs, device, seed):
     import isaacgymenvs
 
     key = (env_id, num_envs, str(device))
-    if simulation and key not in simulation:
-        other_id, other_num_envs, _ = next(iter(simulation))
-        there = f"{other_num_envs:,} environments of {other_id}"
-        raise UnsupportedError(f"Isaac Gym holds one simulation per process, and there is one: {there}")
+    check_only_simulation("Isaac Gym", SIMULATION, key)
     gpu = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"  # torchrun's
-    if not simulation:
-        simulation[key] = isaacgymenvs.make(
+    if not SIMULATION:
+        SIMULATION[key] = isaacgymenvs.make(
             seed=seed,
             task=task_name(env_id),
             num_envs=num_envs,
@@ -180,4 +176,4 @@ def find_simulation(env_id, num_envs, device, seed):
             force_render=False,
             cfg=make_config(env_id, num_envs),
         )
-    return simulation[key]
+    return SIMULATION[key]

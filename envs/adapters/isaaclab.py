@@ -11,11 +11,10 @@ import torch
 from isaaclab.app import launch_simulation
 from isaaclab_tasks.utils import resolve_task_config
 
-from envs.adapters.adapter import Adapter, check_actions, check_known, check_observations
-from envs.base import UnsupportedError
+from envs.adapters.adapter import Adapter, check_actions, check_known, check_observations, check_only_simulation
 
 PPO = "rsl_rl_cfg_entry_point"  # in a task's registration: Isaac Lab's own PPO, which says what the actor observes
-SIMULATION = {}  # (task, environments, device) -> environment, groups, simulation; Isaac Lab holds one per process
+SIMULATION = {}  # at most one: (task, number of environments, device) -> environment, groups, simulation
 
 
 class IsaacLab(Adapter):
@@ -39,10 +38,7 @@ class IsaacLab(Adapter):
     def __init__(self, name, num_envs, device, seed):
         super().__init__(num_envs, device, seed)
         kind = name, num_envs, str(self.device)
-        if SIMULATION and kind not in SIMULATION:
-            other_name, other_num_envs, _ = next(iter(SIMULATION))
-            there = f"{other_num_envs:,} environments of {other_name}"
-            raise UnsupportedError(f"Isaac Lab holds one simulation per process, and there is one: {there}")
+        check_only_simulation("Isaac Lab", SIMULATION, kind)
         if not SIMULATION:
             config, ppo = resolve_task_config(name, PPO, overrides=[])
             config.scene.num_envs = num_envs

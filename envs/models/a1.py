@@ -11,7 +11,7 @@ from typing import NamedTuple, Tuple
 import mujoco
 import numpy as np
 
-from envs.models.parts import CONTACT_NET_FORCE, add_position_drive, make_walking_spec
+from envs.models.parts import CONTACT_NET_FORCE, add_position_drive, add_shape, make_walking_spec
 from envs.models.visuals import BLACK, GREY, HIDDEN, ORANGE, SILVER, WHITE, add_camera, add_surroundings, draw
 
 LEGS = ("FR", "FL", "RR", "RL")
@@ -104,10 +104,10 @@ def build(dynamics=NOMINAL):
         _add_geom(
             calf,
             "%s_foot" % leg,
-            mujoco.mjtGeom.mjGEOM_SPHERE,
-            FOOT_POSITION,
-            (FOOT_RADIUS, 0, 0),
             dynamics,
+            "sphere",
+            FOOT_POSITION,
+            FOOT_RADIUS,
             conaffinity=TOUCHES_ALL | TOUCHES_FEET,
             rgba=(*BLACK, 1),
         )
@@ -152,15 +152,13 @@ def _add_body(parent, name, pos, mass, com, inertia):
 
 
 def _add_box(body, name, shape, dynamics):
-    pos, half_edges = shape
-    box = mujoco.mjtGeom.mjGEOM_BOX
-    _add_geom(body, name, box, pos, half_edges, dynamics, conaffinity=TOUCHES_ALL, group=HIDDEN)
+    _add_geom(body, name, dynamics, "box", *shape, conaffinity=TOUCHES_ALL, group=HIDDEN)
 
 
-def _add_geom(body, name, kind, pos, size, dynamics, **options):
+def _add_geom(body, name, dynamics, kind, *numbers, **options):
     # MuJoCo takes the friction of the shape with the higher priority, PhysX the mean of both.
     friction = ((1.0 + dynamics.friction) / 2.0, 0.005, 0.0001)
-    body.add_geom(name=name, type=kind, pos=pos, size=size, contype=0, priority=1, friction=friction, **options)
+    add_shape(body, kind, *numbers, name=name, contype=0, priority=1, friction=friction, **options)
 
 
 def _draw_base(base):

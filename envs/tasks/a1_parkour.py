@@ -229,7 +229,10 @@ class A1Parkour(VectorEnv):
         column = np.arange(num_envs) % terrain.NUM_COLUMNS  # index into `columns`
         self.column = self.constant(column, dtype=torch.long)
         kinds = [columns[i].kind for i in column]
-        self.of_kind = self.constant([[kind == each for kind in kinds] for each in terrain.KINDS])  # (kinds, N)
+        of_kind = np.array([[kind == each for kind in kinds] for each in terrain.KINDS])
+        num_worlds = of_kind.sum(1, keepdims=True)  # of each kind; five worlds in a row have all kinds
+        self.has_all_kinds = num_envs >= len(terrain.KINDS)
+        self.kind_mean = self.constant(of_kind / num_worlds.clip(1))  # (kinds, N); @ (N,): the kinds' means
         self.flat = self.constant([kind == "flat" for kind in kinds], dtype=torch.bool)
         # Any ten worlds in a row have about all levels, so that an evaluation's few worlds, or an agent's, do too. As 7
         # and 10 have no common divisor, 50 worlds in a row have all kinds on all levels. Where columns and robots begin
@@ -461,9 +464,9 @@ class A1Parkour(VectorEnv):
     def metrics(self):
         level = self.level.float()
         metrics = {**self.step_metrics, "terrain_level": level.mean()}
-        if self.num_envs >= len(terrain.KINDS):  # fewer worlds have not all kinds, and each process would have others
-            of_kinds = self.of_kind @ level / self.of_kind.sum(1)
-            metrics.update({f"level_{kind}": mean for kind, mean in zip(terrain.KINDS, of_kinds)})
+        if self.has_all_kinds:  # otherwise, each process would miss other kinds
+            for kind, mean in zip(terrain.KINDS, self.kind_mean @ level):
+                metrics[f"level_{kind}"] = mean
         return metrics
 
     def render(self, index):

@@ -72,7 +72,7 @@ def stub(monkeypatch):
         return VecTask(num_envs, task.startswith(isaacgym.DEXTEROUS))
 
     monkeypatch.setitem(sys.modules, "isaacgymenvs", SimpleNamespace(make=make))
-    monkeypatch.setattr(isaacgym, "simulation", {})
+    monkeypatch.setattr(isaacgym, "SIMULATION", {})
     monkeypatch.setattr(isaacgym, "find_problem", lambda env_id: "")
     monkeypatch.setattr(isaacgym, "make_config", lambda env_id, num_envs: None)
 
